@@ -46,7 +46,7 @@ fn under(emulator: &[&str], program: &Path) -> Command {
     }
 }
 
-/// `model.toml` of the tests: weights of one format, rows in one form.
+/// `model.toml` of the tests: one format of weights, one format of rows.
 fn settings(source: &Path, format: &str, activations: &str, folder: &Path) -> PathBuf {
     let path = folder.join("model.toml");
     let text = format!(
@@ -109,7 +109,7 @@ fn logits(emulator: &[&str], run: &Path, ids: &[u32], options: &[&str], folder: 
 }
 
 #[test]
-fn neurons_come_from_flash() {
+fn neurons_come_from_disk() {
     let Some(emulator) = emulator() else { return };
     for (family, format) in
         [("smallthinker_4b", "f32"), ("turbosparse_mixtral", "q8"), ("smallthinker_21b", "q4")]
@@ -124,13 +124,13 @@ fn neurons_come_from_flash() {
         let plan = Bundle::open(&bundle).unwrap().plan;
         let paging = plan.paging.as_ref().unwrap();
         let inter = plan.segments[paging.layers[0].down as usize].extents().1;
-        let frames = u64::from(paging.spare + inter.div_ceil(paging.neurons));
+        let frames = u64::from(paging.staging + inter.div_ceil(paging.neurons));
         let least = paging.resident + paging.process + frames * paging.frame_bytes;
         let ids = expected(&checkpoint(family)).ids;
         let of = |options: &[&str]| logits(emulator, &bundle.join("run"), &ids[..24], options, folder.path());
         let here = of(&["--no-budget"]);
-        assert!(of(&["--budget", &least.to_string()]) == here, "{family} in {format}: other bits from flash");
-        assert!(of(&["--budget", "1GiB"]) == here, "{family} in {format}: other bits from flash");
+        assert!(of(&["--budget", &least.to_string()]) == here, "{family} in {format}: other bits from disk");
+        assert!(of(&["--budget", "1GiB"]) == here, "{family} in {format}: other bits from disk");
     }
 }
 
@@ -159,7 +159,7 @@ fn families_in_bf16() {
     }
 }
 
-/// Formats and forms of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot
+/// Formats of weights and of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot
 /// products of bytes (`sdot`), and panels unpacked to f32.
 const ROUNDED: [(&str, &str); 6] =
     [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32"), ("q4o", "i8")];
@@ -213,7 +213,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
 }
 
 #[test]
-fn an_older_processor_is_refused_by_the_features_that_it_lacks() {
+fn an_older_cpu_is_refused_by_the_features_that_it_lacks() {
     let Some(emulator) = emulator() else { return };
     let [program, cpu, _] = emulator else {
         AARCH64.of::<()>(Err("only an emulator has an older CPU"));

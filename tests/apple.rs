@@ -51,13 +51,13 @@ impl Case {
     }
 
     /// A command without Python, a compiler or anything else to start: only moec, and a cache that begins empty.
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command.env("MOEC_CACHE", self.path("cache")).env("PATH", self.path("nothing"));
         for name in ["MOEC_COREML_HELPER", "MOEC_COREML_PYTHON", "CARGO", "RUSTC"] {
             command.env_remove(name);
         }
-        command.env("MOEC_THREADS", "1").arg(verb);
+        command.env("MOEC_THREADS", "1").arg(subcommand);
         command
     }
 
@@ -127,8 +127,8 @@ fn a_mac_makes_run_of_the_bundle_and_other_machines_say_so() {
     let case = Case::new("cpu");
     ok(&mut case.build("m2-ultra", "a.moec"));
     let bundle = case.path("a.moec");
-    for verb in [&["info"][..], &["generate", "--ids", "1,2", "-n", "1"]] {
-        let (code, said) = fails(case.moec("run").arg(&bundle).args(verb));
+    for subcommand in [&["info"][..], &["generate", "--ids", "1,2", "-n", "1"]] {
+        let (code, said) = fails(case.moec("run").arg(&bundle).args(subcommand));
         assert_eq!(code, 1, "{said}");
         assert!(said.contains(TRIPLE) && said.contains(std::env::consts::ARCH), "{said}");
         assert!(said.contains("hint:") && said.contains("sh runner/build.sh"), "{said}");

@@ -371,7 +371,7 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
                 run.args(generate);
                 commands.push(run);
             }
-            // The loader is asked first what it thinks of half a program.
+            // The loader is tried first with half a program.
             if file != "run" {
                 let mut run = own();
                 run.args(generate).arg("--check");

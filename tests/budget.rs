@@ -29,14 +29,14 @@ fn build(source: &Path, folder: &Path, context: usize) {
 
 /// The budget that leaves room for so many experts.
 fn budget(paging: &Paging, experts: u32) -> u64 {
-    paging.resident + paging.process + u64::from(paging.spare + experts) * paging.frame_bytes
+    paging.resident + paging.process + u64::from(paging.staging + experts) * paging.frame_bytes
 }
 
 /// A run of `BUNDLE/run`.
 #[derive(Clone, Copy, Debug)]
 struct Case<'a> {
-    verb: &'a [&'a str],
-    /// Reader of flash.
+    subcommand: &'a [&'a str],
+    /// Reader of the disk.
     reader: &'a str,
     budget: u64,
 }
@@ -44,7 +44,12 @@ struct Case<'a> {
 impl Case<'_> {
     fn command(&self, folder: &Path) -> Command {
         let mut run = clean(Command::new(folder.join("b/run")));
-        run.env("MOEC_FLASH", self.reader).args(self.verb).args(["--threads", "2", "--json", "--budget"]);
+        run.env("MOEC_DISK_READER", self.reader).args(self.subcommand).args([
+            "--threads",
+            "2",
+            "--json",
+            "--budget",
+        ]);
         run.arg(self.budget.to_string());
         run
     }
@@ -53,24 +58,24 @@ impl Case<'_> {
     fn hold(&self, mut run: Command) -> bool {
         let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).expect("one JSON object");
         assert_eq!(said["memory"]["budget"], self.budget, "{said}");
-        assert!(said["flash"]["bytes"].as_u64() > Some(0), "{said}");
+        assert!(said["disk"]["bytes"].as_u64() > Some(0), "{said}");
         let peak = said["memory"]["peak"].as_u64().expect("this kernel knows the peak");
         assert!(peak <= self.budget, "{peak} bytes were resident: {self:?}");
-        let reader = said["flash"]["reader"].as_str().expect("a reader");
+        let reader = said["disk"]["reader"].as_str().expect("a reader");
         assert!(reader.contains(self.reader), "{said}");
         reader.contains("direct reads")
     }
 }
 
 /// Runs every subcommand with each of `sizes`, the experts in memory, and with both readers.
-fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
+fn hold(test: &str, folder: &Path, sizes: &[u32], subcommands: &[&[&str]]) {
     let bundle = Bundle::open(&folder.join("b")).unwrap();
     let paging = bundle.plan.paging.as_ref().unwrap();
     let groups = GROUPS.of(Group::new(test, None)).is_some();
     let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
     for reader in ["io_uring", "pread"].into_iter().filter(|r| rings || *r == "pread") {
-        for (&experts, &verb) in sizes.iter().flat_map(|n| verbs.iter().map(move |v| (n, v))) {
-            let case = Case { verb, reader, budget: budget(paging, experts) };
+        for (&experts, &subcommand) in sizes.iter().flat_map(|n| subcommands.iter().map(move |v| (n, v))) {
+            let case = Case { subcommand, reader, budget: budget(paging, experts) };
             if !groups {
                 case.hold(case.command(folder));
                 continue;
@@ -91,7 +96,7 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
         }
         if groups {
             // The least budget as a limit: nothing has to end.
-            let case = Case { verb: verbs[0], reader, budget: budget(paging, sizes[0]) };
+            let case = Case { subcommand: subcommands[0], reader, budget: budget(paging, sizes[0]) };
             let group = Group::new(test, Some(case.budget)).unwrap();
             case.hold(group.enter(&case.command(folder)));
             assert_eq!(group.kills(), 0, "{case:?}");
@@ -125,7 +130,7 @@ fn a_model_with_a_tokenizer() {
     build(&ferris(), folder.path(), 1024);
     let said = ok(moec().arg("inspect").arg(folder.path().join("model.toml"))).stdout;
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("1.0 GiB, 2 threads; experts that do not fit stay on flash"), "{said}");
+    assert!(said.contains("1.0 GiB, 2 threads; experts that do not fit stay on disk"), "{said}");
     let text = ["generate", "--prompt", "The borrow checker", "-n", "64"];
     hold("a-model-with-a-tokenizer", folder.path(), &[1, 20], &[&text]);
 }

@@ -59,7 +59,7 @@ fn two_texts_are_what_their_profiles_merge_to() {
         let b = &both.weights[name];
         assert_eq!(a.tokens, b.tokens, "{name}");
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b * 2e-3;
-        assert!((0..a.lead()).all(|l| a.of(l).iter().zip(b.of(l)).all(close)), "{name}");
+        assert!((0..a.matrices()).all(|l| a.of(l).iter().zip(b.of(l)).all(close)), "{name}");
     }
     // Reading and merging in one go.
     let mut command = case.calibrate();

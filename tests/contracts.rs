@@ -57,8 +57,8 @@ const RUN: &[&str] = &[
     "generate --ids 1,2,3 --temperature 0.7 --top-p 0.9 --seed 1",
     "generate --ids 1 --threads 1 --budget 4.5GiB",
     "generate --ids 1 --no-budget",
-    "generate --ids 1 --weights own",
-    "generate --ids 1 --weights mapped",
+    "generate --ids 1 --weights ram",
+    "generate --ids 1 --weights mmap",
     "generate --ids 1 --weights auto",
     "logits --ids 1,2,3 --out FILE.safetensors",
     "bench --prompt 512 --gen 64 --threads 1 --json",
@@ -316,7 +316,7 @@ fn what_is_written_and_printed_has_its_keys() {
         }),
     );
 
-    // Greedy and deterministic unless asked otherwise, and `ids` are the generated ones alone.
+    // Greedy and deterministic unless requested otherwise, and `ids` are the generated ones alone.
     let ids = || object(&mut command(OBJECTS[0].0)).unwrap()["ids"].clone();
     let (first, again) = (ids(), ids());
     assert!(first == again && first.as_array().unwrap().len() == 4, "`generate --json`: {first} {again}");
@@ -334,7 +334,7 @@ fn what_is_written_and_printed_has_its_keys() {
     let server = Server::start(serve.arg(root().join("golden/plain.jinja"))).unwrap();
     let address = server.address();
     assert!(address.parse::<SocketAddr>().is_ok(), "`serve` prints its URL alone first: http://{address}");
-    let metrics = http::get(address, "/metrics").ask().unwrap().body;
+    let metrics = http::get(address, "/metrics").call().unwrap().body;
     let names = metrics.lines().filter(|line| !line.starts_with('#'));
     assert!(
         names.filter_map(|line| line.split(['{', ' ']).next()).any(|name| name.contains("slots")),

@@ -9,7 +9,7 @@ use moec_bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};
 use moec_ir::plan::{Builtin, Code, Grid, Plan};
 use moec_runtime::Program;
-use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit as _, Units};
+use moec_runtime::exec::unit::{ComputeUnit as _, Launch, PoolThread, StepFault, Units};
 use moec_runtime::platform::memory::Addr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const ALL_BUT_HALF: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu:50
 
 /// The device file of a GPU beside this machine's own.
 fn device() -> PathBuf {
-    root().join("targets/cuda/beside.toml")
+    root().join("targets/cuda/cuda.toml")
 }
 
 /// Builds a tiny checkpoint, with what `more` says; activations are exact.
@@ -59,19 +59,19 @@ fn build_with(
     Bundle::open(&bundle).unwrap()
 }
 
-/// Runs a bundle with the unit emulated, or on a card of this machine where `MOEC_CUDA=card` asks for it (`cargo xtask gpu-check`).
+/// Runs a bundle with the unit emulated, or on a GPU of this machine where `MOEC_CUDA=gpu` requests it (`cargo xtask gpu-check`).
 fn run(bundle: &Bundle) -> Command {
     let mut run = moec();
     run.arg("run");
-    if std::env::var_os("MOEC_CUDA").is_none_or(|v| v != "card") {
+    if std::env::var_os("MOEC_CUDA").is_none_or(|v| v != "gpu") {
         run.arg("--emulate");
     }
     run.arg(&bundle.folder);
     run
 }
 
-/// Steps of the unit beside the CPU: launches, and others.
-fn beside(plan: &Plan) -> [usize; 2] {
+/// Steps of the accelerator: launches, and others.
+fn accelerator_steps(plan: &Plan) -> [usize; 2] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 2], |mut n, s| {
         n[usize::from(!matches!(s.code, Code::Builtin(Builtin::Launch { .. })))] += 1;
@@ -80,7 +80,7 @@ fn beside(plan: &Plan) -> [usize; 2] {
 }
 
 /// Steps that the CPU computes.
-fn at_home(plan: &Plan) -> Vec<String> {
+fn kernels_on_cpu(plan: &Plan) -> Vec<String> {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 0);
     steps.map(|s| format!("{:?}", s.code)).collect()
 }
@@ -96,11 +96,11 @@ fn logits(bundle: &Bundle, ids: &[u32]) -> Vec<f32> {
 fn is_the_reference(family: &str, more: &str) {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(family, folder.path(), "f32", more);
-    let [launches, copies] = beside(&bundle.plan);
+    let [launches, copies] = accelerator_steps(&bundle.plan);
     assert!(launches > 0 && copies > 0, "{family}: {more}");
     if more == EVERYTHING {
         // Tokens, positions, slots and wanted rows go there, logits come back; angles of two tables hang on a prompt's length.
-        let left = at_home(&bundle.plan);
+        let left = kernels_on_cpu(&bundle.plan);
         assert!(left.iter().all(|code| code.contains("long: Some")), "{family}: {left:?}");
         assert!(copies <= 6 * bundle.plan.entries.len(), "{family}: {copies} copies");
     }
@@ -138,20 +138,20 @@ fn families_by_halves_on_threads_give_the_reference() {
 
 /// Weights of every format that threads read, and a cache of bf16, give what the CPU makes of the same weights.
 #[test]
-fn formats_on_threads_are_those_of_the_processor() {
+fn formats_on_threads_are_those_of_the_cpu() {
     let family = "olmoe";
     let ids = &expected(&checkpoint(family)).ids[..24];
     let folder = tempfile::tempdir().unwrap();
     for (format, cache) in [("bf16", "bf16"), ("q8", "f32"), ("q4", "bf16")] {
         let cached = format!("[memory]\nkv_cache = \"{cache}\"\n");
-        let [home, away] = ["", EVERYTHING].map(|more| {
+        let [on_cpu, away] = ["", EVERYTHING].map(|more| {
             let folder = folder.path().join(format!("{format}{}", more.len()));
             fs::create_dir(&folder).unwrap();
             let bundle = build(family, &folder, format, &format!("{cached}{more}"));
-            assert_eq!(beside(&bundle.plan)[0] > 0, !more.is_empty());
+            assert_eq!(accelerator_steps(&bundle.plan)[0] > 0, !more.is_empty());
             logits(&bundle, ids)
         });
-        let worst = distance(&home, &away);
+        let worst = distance(&on_cpu, &away);
         assert!(worst <= TOLERANCE, "{format} with a cache of {cache}: a logit is off by {worst}");
     }
 }
@@ -237,13 +237,13 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
 
 /// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the CPU's tokens with all experts on the unit.
 #[test]
-fn big_little_on_threads_decodes_as_the_processor() {
+fn big_little_on_threads_decodes_as_the_cpu() {
     let family = "qwen3_moe";
     let want = expected(&checkpoint(family));
     let prompt = want.greedy.len() - 24;
     for gamma in ["0.0", "0.5", "1.0"] {
         let folder = tempfile::tempdir().unwrap();
-        let tokens = [("home", ""), ("away", EVERYTHING)].map(|(name, place)| {
+        let tokens = [("cpu", ""), ("away", EVERYTHING)].map(|(name, place)| {
             let folder = folder.path().join(name);
             fs::create_dir(&folder).unwrap();
             let more = format!("[decode]\nbig_little = true\ngamma = {gamma}\n{place}");
@@ -319,12 +319,12 @@ fn what_leaves_the_memory_is_stopped() {
             seq_len: 1,
             taken: &taken,
             step: 3,
-            half: None,
+            layer_part: None,
             fault: &fault,
             units: Units::default(),
         };
         // SAFETY: an emulated unit looks at every address before it uses it.
-        unsafe { unit.submit(&launch, Lane { index: 0, of: 1, scratch: base }) };
+        unsafe { unit.submit(&launch, PoolThread { index: 0, of: 1, scratch: base }) };
         match fault.into_inner() {
             Some(StepFault::Unit(e)) => e.to_string(),
             other => panic!("{other:?}"),
@@ -339,9 +339,9 @@ fn what_leaves_the_memory_is_stopped() {
     assert!(why.contains(", line ") && why.contains("thread"), "{why}");
 }
 
-/// Without a card a bundle is refused by the unit's name, and says so beforehand.
+/// Without a GPU a bundle is refused by the unit's name, and says so beforehand.
 #[test]
-fn a_card_is_missed_by_name() {
+fn a_gpu_is_missed_by_name() {
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }
@@ -375,7 +375,7 @@ fn what_threads_do_not_run_is_refused() {
     let said = refused("q4o", HALF, &device());
     assert!(said.contains("`gpu` cannot run") && said.contains("q4o"), "{said}");
     let said = refused("f32", &format!("{HALF}[memory]\nbudget = \"1 GiB\"\n"), &device());
-    assert!(said.contains("experts that stay on flash beside `gpu`"), "{said}");
+    assert!(said.contains("experts that stay on disk beside `gpu`"), "{said}");
     let text = fs::read_to_string(device()).unwrap();
     let other = folder.path().join("other.toml");
     for (sm, why) in [("", "says which generation it is"), ("sm = \"sm_70\"\n", "`sm_70` is not written for")]
@@ -384,7 +384,7 @@ fn what_threads_do_not_run_is_refused() {
         let said = refused("f32", "", &other);
         assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
     }
-    // A run opens one card. The second unit has all that it needs: a memory, and links to it.
+    // A run opens one GPU. The second unit has all that it needs: a memory, and links to it.
     let parts: Vec<&str> = text.split("\n[[").collect();
     let again = |part: &&str| {
         let part = part.replace("\"gpu\"\nkind", "\"gpu1\"\nkind").replace("\"vram\"", "\"vram1\"");
@@ -393,13 +393,13 @@ fn what_threads_do_not_run_is_refused() {
     let second: String = parts.iter().skip(1).filter(|part| part.contains("\"vram\"")).map(again).collect();
     fs::write(&other, format!("{text}{second}")).unwrap();
     let said = refused("f32", "", &other);
-    assert!(said.contains("`unit.family`") && said.contains("the machine's first card"), "{said}");
+    assert!(said.contains("`unit.backend`") && said.contains("the machine's first GPU"), "{said}");
     // Every name is looked at, whatever the device has.
     for key in ["attention", "experts", "rest"] {
         let more = format!("[placement]\n{key} = \"tpu\"\n");
         let said = refused("f32", &more, Path::new("m2-ultra"));
         assert!(said.contains(&format!("`{key}` under `[placement]` is `tpu`")), "{said}");
-        let toml = folder.path().join("processor.toml");
+        let toml = folder.path().join("cpu.toml");
         fs::write(&toml, format!("[model]\nsource = {:?}\n{more}", checkpoint("olmoe"))).unwrap();
         let mut build = moec();
         build.args(["build", "--no-run", "--target", "x86-64-v3"]).arg(&toml).arg("-o");

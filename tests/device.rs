@@ -66,13 +66,13 @@ impl Case {
     }
 
     /// Whatever opens a bundle opens it.
-    fn opens(&self, verbs: &[&[&str]]) -> Vec<Value> {
-        let run = |verb: &&[&str]| {
+    fn opens(&self, subcommands: &[&[&str]]) -> Vec<Value> {
+        let run = |subcommand: &&[&str]| {
             let mut command = self.moec();
-            command.arg(verb[0]).arg(self.path("out.moec")).args(&verb[1..]).arg("--json");
+            command.arg(subcommand[0]).arg(self.path("out.moec")).args(&subcommand[1..]).arg("--json");
             serde_json::from_slice(&ok(&mut command).stdout).unwrap()
         };
-        verbs.iter().map(run).collect()
+        subcommands.iter().map(run).collect()
     }
 }
 

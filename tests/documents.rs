@@ -35,7 +35,7 @@ const NAMES: &[(&str, &str)] = &[
     ("SHELL", "bash"),
     ("F", "held-out.txt"),
     ("F.jsonl", "golden/models/ferris/eval/needle.jsonl"),
-    ("VERB", "info"),
+    ("SUBCOMMAND", "info"),
     ("…", "info"),
     ("~/.local/share/bash-completion/completions/moec", "completions"),
     // As the shapes of a real model take gigabytes, a small one stands in for them.
@@ -51,8 +51,8 @@ const SERVE: &str = "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $
 
 /// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are run.
 const ROWS: &[(&str, &str)] = &[
-    ("moec VERB --help", "moec build --help"),
-    ("BUNDLE/run VERB …", "demo.moec/run info"),
+    ("moec SUBCOMMAND --help", "moec build --help"),
+    ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
     ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
     ("BUNDLE/run SUBCOMMAND --help", "demo.moec/run info --help"),
     ("model.moec/run chat", CHAT),
@@ -74,7 +74,7 @@ const ROWS: &[(&str, &str)] = &[
 
 /// Commands that are run nowhere here, by their first words, and why. Options are looked for in the help of the same command.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("curl", "asks a server; tests/serve.rs does"),
+    ("curl", "queries a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
     ("cargo run", "compiles everything once more"),
     ("cargo check", "compiles everything once more"),
@@ -88,8 +88,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sh runner/build.sh", "needs a Mac"),
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
     ("moec run --emulate", "an option, without a bundle"),
-    ("moec profile-device --gpu", "wants a card of NVIDIA's; a test of its own plays one"),
-    ("moec init allenai/OLMoE-1B-7B-0924", "asks a hub; a test of its own plays one"),
+    ("moec profile-device --gpu", "wants an NVIDIA GPU; a test of its own plays one"),
+    ("moec init allenai/OLMoE-1B-7B-0924", "queries a hub; a test of its own plays one"),
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];
 
@@ -111,7 +111,7 @@ const THEN: &[(&str, &str, &str)] = &[
 const PACKAGED: &str = "m2.moec";
 
 /// The bundle whose CPU has AVX-512 and more; only AMX is emulated.
-const OF_SAPPHIRE_RAPIDS: &str = "run --emulate modules.moec";
+const OF_SAPPHIRE_RAPIDS: &str = "run --emulate dimms.moec";
 
 /// Contents of the folder before the first command.
 fn prepare(folder: &Path) {
@@ -282,7 +282,7 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             let there = !bundle.exists() || bundle.join(script).exists();
             return if there { Ok(()) } else { Err(format!("a bundle has no `{script}`")) };
         }
-        ["moec", verb, ..] => sh(folder, &format!("moec {verb} --help"))?,
+        ["moec", subcommand, ..] => sh(folder, &format!("moec {subcommand} --help"))?,
         _ => return Ok(()),
     };
     let known = |option: &str| help.split(|c: char| !c.is_alphanumeric() && c != '-').any(|w| w == option);

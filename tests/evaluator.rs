@@ -48,8 +48,8 @@ fn the_verdict_is_data() {
 
     // And of one that is held to more than it can: the same on stdout, exit code 1.
     let output = support::finish(moec().arg("verify").arg(&bundle).args(["--bound", "0", "--quiet"]));
-    let told = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.code() == Some(1) && told.contains("is wrong"), "{told}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && stdout.contains("is wrong"), "{stdout}");
     let output = support::finish(moec().arg("verify").arg(&bundle).args(["--bound", "0", "--json"]));
     let data: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(data["verdict"] == "wrong" && !data["failures"].as_array().unwrap().is_empty(), "{data}");

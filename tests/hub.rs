@@ -31,7 +31,7 @@ struct Plan {
     cut: Option<usize>,
     /// A byte of this file is another one.
     damage: Option<&'static str>,
-    /// This file is not there when it is asked for.
+    /// This file is not there when it is requested.
     gone: Option<&'static str>,
     /// Whether ranges are ignored.
     whole: bool,
@@ -97,7 +97,7 @@ impl Hub {
         self.log.lock().unwrap().clear();
     }
 
-    fn asked(&self) -> Vec<(String, String, bool)> {
+    fn requests(&self) -> Vec<(String, String, bool)> {
         self.log.lock().unwrap().clone()
     }
 
@@ -182,12 +182,12 @@ fn answer(
     if plan.damage == Some(&**name) {
         bytes[7] ^= 1;
     }
-    let asked = range.strip_prefix("bytes=").and_then(|r| r.split_once('-')).filter(|_| !plan.whole);
-    let (from, to) = match asked {
+    let range_of = range.strip_prefix("bytes=").and_then(|r| r.split_once('-')).filter(|_| !plan.whole);
+    let (from, to) = match range_of {
         Some((from, to)) => (from.parse().unwrap(), bytes.len().min(to.parse::<usize>().unwrap() + 1)),
         None => (0, bytes.len()),
     };
-    let status = if asked.is_some() { "206 Partial Content" } else { "200 OK" };
+    let status = if range_of.is_some() { "206 Partial Content" } else { "200 OK" };
     let length = bytes.len();
     write!(
         out,
@@ -217,19 +217,20 @@ fn a_named_model_is_fetched_checked_and_built_from() {
         assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(checkpoint("olmoe").join(file)).unwrap());
     }
     // What no build reads is not fetched, and what is there is not fetched again.
-    let asked = hub.asked();
+    let requests = hub.requests();
     assert!(
-        !asked.iter().any(|(path, ..)| path.ends_with("_model.bin") || path.ends_with("README.md")),
-        "{asked:?}"
+        !requests.iter().any(|(path, ..)| path.ends_with("_model.bin") || path.ends_with("README.md")),
+        "{requests:?}"
     );
     // The token is for the hub, not for where it sends us.
-    let of_file: Vec<bool> = asked.iter().filter(|(p, ..)| p.ends_with("config.json")).map(|a| a.2).collect();
-    assert!(of_file.contains(&true) && of_file.contains(&false), "{asked:?}");
+    let of_file: Vec<bool> =
+        requests.iter().filter(|(p, ..)| p.ends_with("config.json")).map(|a| a.2).collect();
+    assert!(of_file.contains(&true) && of_file.contains(&false), "{requests:?}");
     let toml = fs::read_to_string(hub.home.path().join("model.toml")).unwrap();
     assert!(toml.contains(&format!("snapshots/{COMMIT}")), "{toml}");
     hub.set(|_| ());
     ok(&mut hub.init(MODEL));
-    assert_eq!(hub.asked().len(), 1, "{:?}", hub.asked());
+    assert_eq!(hub.requests().len(), 1, "{:?}", hub.requests());
     // Offline there are no requests; with a commit or a revision it is the same folder.
     hub.set(|_| ());
     for how in [
@@ -239,8 +240,8 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     ] {
         ok(how);
     }
-    assert!(hub.asked().is_empty());
-    // Nothing lies outside of the cache but the file that was asked for.
+    assert!(hub.requests().is_empty());
+    // Nothing lies outside of the cache but the file that was requested.
     let mut made: Vec<String> = fs::read_dir(hub.home.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -271,9 +272,9 @@ fn processes_that_fetch_one_model_at_once_all_get_it() {
     }
     let left: Vec<_> = hub.blobs().into_iter().filter(|b| b.extension().is_some()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
-    // What one has fetched the others do not fetch again: each file's bytes are asked for once, at both addresses.
-    let asked = hub.asked().iter().filter(|(path, ..)| path.ends_with("/model.safetensors")).count();
-    assert_eq!(asked, 2);
+    // What one has fetched the others do not fetch again: each file's bytes are requested once, at both addresses.
+    let requests = hub.requests().iter().filter(|(path, ..)| path.ends_with("/model.safetensors")).count();
+    assert_eq!(requests, 2);
 }
 
 #[test]
@@ -283,7 +284,7 @@ fn a_cut_connection_goes_on_where_it_ended() {
     hub.set(|plan| plan.cut = Some(size / 3 + 1));
     ok(&mut hub.init(MODEL));
     let froms: Vec<usize> = hub
-        .asked()
+        .requests()
         .iter()
         .filter(|(p, ..)| p.ends_with("model.safetensors"))
         .map(|(_, range, _)| {
@@ -307,7 +308,7 @@ fn what_an_earlier_attempt_left_is_used_or_replaced() {
     fs::write(&partial, &weights[..5000]).unwrap();
     ok(&mut hub.init(MODEL));
     assert!(
-        hub.asked()
+        hub.requests()
             .iter()
             .any(|(p, range, _)| p.ends_with("model.safetensors") && range.starts_with("bytes=5000-"))
     );
@@ -422,5 +423,5 @@ fn weights_are_those_that_the_index_names() {
     std::os::unix::fs::symlink(checkpoint("olmoe"), hub.home.path().join(MODEL)).unwrap();
     hub.set(|_| ());
     ok(&mut hub.init(MODEL));
-    assert!(hub.asked().is_empty());
+    assert!(hub.requests().is_empty());
 }

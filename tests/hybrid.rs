@@ -1,4 +1,4 @@
-//! Experts that the CPU and a unit with frames divide while a plan runs: whichever unit computes them, and from wherever they were
+//! Experts that the CPU and a unit with cache frames divide while a plan runs: whichever unit computes them, and from wherever they were
 //! brought, the bits are the CPU's.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -10,9 +10,9 @@ use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;
-use moec_runtime::exec::beside::Executor;
-use moec_runtime::schedule::Unit;
-use moec_runtime::schedule::cached::Director;
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::schedule::ExpertUnit;
+use moec_runtime::schedule::cached::CachedDispatcher;
 use moec_runtime::schedule::dispatch::{Assigned, plan as of_plan};
 use moec_runtime::{
     Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
@@ -90,7 +90,8 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32]) -> Computed {
     let request = Request { slot: 0, prompt, n: 24, end: &[] };
     let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
     let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
-    let promised: Vec<_> = (1..).zip(engine.memories_beside()).map(|(m, (_, taken))| (m, taken)).collect();
+    let promised: Vec<_> =
+        (1..).zip(engine.accelerator_memories()).map(|(m, (_, taken))| (m, taken)).collect();
     for (memory, taken) in promised {
         assert_eq!(bundle.plan.peak(memory, 1), Some(taken), "the promise of memory {memory}");
     }
@@ -103,12 +104,12 @@ fn threads(n: usize) -> Options {
 
 /// Every system gives the bits of the CPU alone, on any number of threads, and does what its row says.
 #[test]
-fn every_system_gives_the_bits_of_the_processor() {
+fn every_system_gives_the_bits_of_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let source = checkpoint("olmoe");
     let prompt = expected(&source).ids;
-    let home = build(&source, folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
-    let want = compute(&home, threads(2), &prompt);
+    let on_cpu = build(&source, folder.path(), "cpu", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&on_cpu, threads(2), &prompt);
     for (i, system) in SYSTEMS.iter().enumerate() {
         let key = moec_sim::systems::key(system);
         // With the CPU, and with all but experts on the unit.
@@ -126,15 +127,15 @@ fn every_system_gives_the_bits_of_the_processor() {
 
 /// A trained model, all of whose policies bring experts, under both budgets.
 #[test]
-fn flash_memory_and_frames_give_the_bits_of_memory_alone() {
+fn disk_memory_and_frames_give_the_bits_of_memory_alone() {
     let folder = tempfile::tempdir().unwrap();
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
-    let home = build(&ferris(), folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
-    let want = compute(&home, threads(2), &prompt);
+    let on_cpu = build(&ferris(), folder.path(), "cpu", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&on_cpu, threads(2), &prompt);
     let more = "[placement]\npolicy = \"moec\"\nexperts = \"mirror:25%\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 2\n";
     let bundle = build(&ferris(), folder.path(), "both", more);
     let paging = bundle.plan.paging.as_ref().unwrap();
-    let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
+    let fixed = paging.resident + paging.process + u64::from(paging.staging) * paging.frame_bytes;
     for frames in [4, 24] {
         let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
@@ -152,8 +153,14 @@ fn words(view: &StepView<'_>, arg: Option<&Arg>) -> Vec<[u8; 4]> {
     bytes[skip as usize..].as_chunks::<4>().0.to_vec()
 }
 
-/// Has a director hear what a run hears.
-fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: bool, on_gpu: &mut u64) {
+/// Has a dispatcher hear what a run hears.
+fn follow(
+    dispatcher: &mut CachedDispatcher,
+    plan: &Plan,
+    view: &StepView<'_>,
+    prompt: bool,
+    on_gpu: &mut u64,
+) {
     let args = &view.step().args;
     match view.step().code {
         Code::Builtin(Builtin::Dispatch { k, experts, candidates: Some(candidates), .. }) => {
@@ -161,10 +168,10 @@ fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: boo
             for id in words(view, args.first()).iter().take(view.n() * k as usize) {
                 loads[i32::from_le_bytes(*id) as usize] += 1;
             }
-            let division = director.divide(candidates.layer as usize, &loads, prompt, &|_| true).unwrap();
-            *on_gpu += division.units.iter().filter(|unit| **unit == Unit::Gpu).count() as u64;
+            let division = dispatcher.divide(candidates.layer as usize, &loads, prompt, &|_| true).unwrap();
+            *on_gpu += division.units.iter().filter(|unit| **unit == ExpertUnit::Gpu).count() as u64;
         }
-        Code::Builtin(Builtin::Fetch { .. }) => {
+        Code::Builtin(Builtin::RequestExperts { .. }) => {
             let experts = plan.experts.layers[0].starts.len();
             let scores: Vec<Vec<f32>> = args[..args.len() - 1]
                 .iter()
@@ -173,13 +180,13 @@ fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: boo
                 })
                 .collect();
             let scored = if view.n() == 1 { scores.len() } else { 0 };
-            director.foresee(scored, &|i| &scores[i], &|_| true).unwrap();
+            dispatcher.predict(scored, &|i| &scores[i], &|_| true).unwrap();
         }
         _ => {}
     }
 }
 
-/// Told the routing and the scores of a run, a director of its own decides what the run has decided.
+/// Told the routing and the scores of a run, a dispatcher of its own decides what the run has decided.
 #[test]
 fn a_simulation_decides_what_the_run_decides() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,8 +205,10 @@ fn a_simulation_decides_what_the_run_decides() {
         )
         .unwrap();
         let placed = &bundle.plan.experts;
-        let mut director =
-            Director::new(of_plan::director(placed, placed.policy.cached().unwrap()).unwrap()).unwrap();
+        let mut dispatcher = CachedDispatcher::new(
+            of_plan::dispatcher_setup(placed, placed.policy.cached().unwrap()).unwrap(),
+        )
+        .unwrap();
         let row = |pos: usize| Row { slot: 0, pos, id: 3 + pos as u32 * 29 % 400 };
         let (prefill, decode) =
             (engine.entry(EntryKind::Prefill(20)).unwrap(), engine.entry(EntryKind::Decode(1)).unwrap());
@@ -207,7 +216,7 @@ fn a_simulation_decides_what_the_run_decides() {
         let mut run = |engine: &mut Engine<'_>, entry, rows: &[Row], length: usize| {
             let mut observe = |moment: Moment, view: &StepView<'_>| {
                 if moment == Moment::After {
-                    follow(&mut director, &bundle.plan, view, length > 0, &mut on_gpu);
+                    follow(&mut dispatcher, &bundle.plan, view, length > 0, &mut on_gpu);
                 }
                 Ok(())
             };
@@ -218,24 +227,24 @@ fn a_simulation_decides_what_the_run_decides() {
             run(&mut engine, decode, &[row(pos)], 0);
         }
         let did = engine.assigned().unwrap();
-        assert_eq!(did.frames, Some(director.counts()), "{key}");
+        assert_eq!(did.frames, Some(dispatcher.counts()), "{key}");
         assert_eq!(did.experts[0], on_gpu, "{key}");
         assert!(did.experts[0] > 0 && did.experts[1] + did.experts[0] > 500, "{key}: {did:?}");
-        assert!(director.counts().ahead > 0, "{key}: {did:?}");
+        assert!(dispatcher.counts().ahead > 0, "{key}: {did:?}");
     }
 }
 
 /// GPU kernels, executed: experts are brought in rows, and the reference's logits and tokens come out.
 #[test]
-fn an_emulated_card_gives_the_reference() {
+fn an_emulated_gpu_gives_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    let text = fs::read_to_string(root().join("targets/cuda/beside.toml")).unwrap();
+    let text = fs::read_to_string(root().join("targets/cuda/cuda.toml")).unwrap();
     // A CPU so slow that tiny experts are worth a transfer.
-    let device = folder.path().join("card.toml");
+    let device = folder.path().join("gpu.toml");
     fs::write(&device, text.replace("ms = 0.02,", "ms = 2,").replace("ms = 0.13,", "ms = 40,")).unwrap();
     let source = checkpoint("olmoe");
     let want = expected(&source);
-    for (name, more) in [("memory", ""), ("flash", "[memory]\nbudget = \"1 GiB\"\nthreads = 2\n")] {
+    for (name, more) in [("memory", ""), ("disk", "[memory]\nbudget = \"1 GiB\"\nthreads = 2\n")] {
         let toml = folder.path().join(format!("{name}.toml"));
         let text = format!(
             "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n[weights]\nexperts = \"f32\"\nattention = \"f32\"\n\
@@ -277,12 +286,16 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
         assert!(part.plan.peak(1, 1).unwrap() <= budget && frames < experts, "{frames} frames");
         compute(&part, threads(1), &[1, 2, 3]);
         let decisions = part.decisions().unwrap().decisions;
-        let each = decisions.iter().find(|d| d.pass == "fill").and_then(|d| d.figure("frame_bytes")).unwrap();
+        let each = decisions
+            .iter()
+            .find(|d| d.pass == "size_gpu_expert_cache")
+            .and_then(|d| d.figure("frame_bytes"))
+            .unwrap();
         let each = moec_base::human::bytes(each as u64);
         let said = ok(moec().arg("explain").arg(&part.folder));
         let said = String::from_utf8(said.stdout).unwrap();
         let figures = format!("experts {experts}, frame {each}, frames {frames}, limit ");
-        assert!(said.contains("frames of experts in `vram`") && said.contains(&figures), "{said}");
+        assert!(said.contains("cache frames in `vram`") && said.contains(&figures), "{said}");
     }
     let refused = |more: &str, target: &str| {
         let toml = folder.path().join("refused.toml");
@@ -311,7 +324,7 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     says(refused("[placement]\npolicy = \"best\"\n", device), &["`placement.policy`", "\"hybrimoe\""]);
     says(
         refused(&format!("{policy}experts = \"mirror:1%\"\n"), device),
-        &["frames are too few", "hint: ask for a larger share"],
+        &["frames are too few", "hint: request a larger share"],
     );
     says(refused(policy, "spr-ndp"), &["`policy = \"moec\"` on `spr-ndp`"]);
 }

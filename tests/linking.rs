@@ -1,5 +1,5 @@
 //! Ways in which a bundle gets its `run`: from the runtime that moec carries, with a C compiler alone, or by cargo from the sources
-//! in the bundle; and what a build asks of the machine before it computes anything.
+//! in the bundle; and what a build requires of the machine before it computes anything.
 #![cfg(target_os = "linux")]
 #![allow(
     unreachable_pub,
@@ -232,7 +232,7 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
     let text = fs::read_to_string(case.path("model.toml")).unwrap();
     fs::write(case.path("text.txt"), "Some text.").unwrap();
     fs::write(case.path("read.toml"), format!("{text}[calibrate]\ntext = [\"text.txt\"]\n")).unwrap();
-    // What is asked, and the way around it.
+    // The question, and the way around it.
     let cases: [(&str, &[&str], &str, &str); 3] = [
         (
             "model.toml",
@@ -278,7 +278,7 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
         "{said}"
     );
     assert!(said.contains("hint: set `MOEC_CACHE` to one") && !said.contains("Importing"), "{said}");
-    // What is not needed is not asked for.
+    // What is not needed is not requested.
     ok(case.build("b", &["--no-run"]).env("MOEC_CACHE", &file));
 }
 
@@ -317,7 +317,11 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
     let toml = fs::read_to_string(case.path("model.toml")).unwrap();
     fs::write(case.path("model.toml"), toml + "[memory]\nbudget = \"1 GiB\"\n").unwrap();
     let budgeted = passes(&lines(&["-v"]));
-    assert!(budgeted.contains(&"fetch".to_owned()) && budgeted.contains(&"page".to_owned()), "{budgeted:?}");
+    assert!(
+        budgeted.contains(&"prefetch_experts".to_owned())
+            && budgeted.contains(&"size_expert_cache".to_owned()),
+        "{budgeted:?}"
+    );
     assert_eq!(lines(&["--quiet"]), Vec::<String>::new());
     let (code, said) = fails(&mut case.build("b", &["-v", "-q"]));
     assert!(code == 2 && said.contains("--quiet"), "{said}");

@@ -16,13 +16,13 @@ fn a_measured_device_is_a_target() {
         command
     };
     let report: Value = serde_json::from_slice(
-        &ok(&mut profile(&["devices", "--json", "--flash", ".", "--flash-size", "4"])).stdout,
+        &ok(&mut profile(&["devices", "--json", "--disk", ".", "--disk-size", "4"])).stdout,
     )
     .unwrap();
     let peaks = report["peaks"].as_array().unwrap();
     assert!(peaks.iter().any(|p| p["format"] == "f32" && p["gops"].as_f64().unwrap() > 0.0));
     assert!(report["read_gb_per_s"].as_f64().unwrap() > 0.0);
-    let rates = report["flash"]["rates"].as_array().unwrap();
+    let rates = report["disk"]["rates"].as_array().unwrap();
     let orders = ["random", "sequential"];
     assert!(
         orders.iter().all(|order| rates.iter().any(|r| r["order"] == *order && r["block_bytes"] == 4096))
@@ -33,7 +33,7 @@ fn a_measured_device_is_a_target() {
     assert_eq!(rows, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
     assert!(matmul.iter().all(|m| m["ms"].as_f64().unwrap() > 0.0), "{report}");
     let written = std::fs::read_to_string(dir.path().join("devices/here.toml")).unwrap();
-    assert!(written.contains("name = \"flash\"") && written.contains("block_bytes = 524288"), "{written}");
+    assert!(written.contains("name = \"disk\"") && written.contains("block_bytes = 524288"), "{written}");
     // The file that was read is gone.
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
     // A file of that name stays.

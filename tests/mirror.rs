@@ -8,9 +8,9 @@ use moec_bundle::read::Bundle;
 use moec_ir::Role;
 use moec_ir::plan::{Builtin, Code, Plan, Span, StateBuf};
 use moec_mirror::Modelled;
-use moec_passes::home::Homes;
-use moec_runtime::exec::beside::Executor;
-use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit};
+use moec_passes::assign_units::UnitAssignment;
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::unit::{ComputeUnit, Launch, PoolThread, StepFault};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
 use serde_json::{Value, json};
@@ -28,16 +28,16 @@ fn device() -> String {
 
 /// Observations of the unit.
 #[derive(Default)]
-struct Seen {
+struct UnitObservations {
     taken: AtomicU64,
     moved: AtomicU64,
     kernels: AtomicU64,
 }
 
 /// The modelled unit, watched.
-struct Watched(Modelled, Arc<Seen>);
+struct Watched(Modelled, Arc<UnitObservations>);
 
-impl Unit for Watched {
+impl ComputeUnit for Watched {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -56,12 +56,12 @@ impl Unit for Watched {
         unsafe { self.0.copy(from, to, bytes) };
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread) {
         if let moec_runtime::bundle::program::Code::Kernel(_) = launch.code {
             self.1.kernels.fetch_add(1, Relaxed);
         }
         // SAFETY: as above.
-        unsafe { self.0.submit(launch, lane) };
+        unsafe { self.0.submit(launch, thread) };
         self.1.moved.store(self.0.moved(), Relaxed);
     }
 
@@ -97,7 +97,7 @@ struct Computed {
 }
 
 /// Runs a bundle; `seen` gets what its unit did.
-fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) -> Computed {
+fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<UnitObservations>) -> Computed {
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let mut bring = |_: &_| Some(Executor::Unit(Box::new(Watched(Modelled::default(), Arc::clone(seen)))));
@@ -122,7 +122,8 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) 
     let how = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
     let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), &how).unwrap();
     let both = both.candidates.into_iter().map(|c| c.ids).collect();
-    let promised: Vec<_> = (1..).zip(engine.memories_beside()).map(|(m, (_, taken))| (m, taken)).collect();
+    let promised: Vec<_> =
+        (1..).zip(engine.accelerator_memories()).map(|(m, (_, taken))| (m, taken)).collect();
     for (memory, taken) in promised {
         assert_eq!(bundle.plan.peak(memory, 1), Some(taken), "the promise of memory {memory}");
         assert_eq!(seen.taken.load(Relaxed), taken);
@@ -130,8 +131,8 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) 
     Computed { logits, ids, both }
 }
 
-/// Steps of the unit beside the CPU: kernels, copies of rows, copies of slots.
-fn beside(plan: &Plan) -> [usize; 3] {
+/// Steps of the accelerator: kernels, copies of rows, copies of slots.
+fn accelerator_steps(plan: &Plan) -> [usize; 3] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 3], |mut n, s| {
         let kind = match s.code {
@@ -162,23 +163,23 @@ fn what_lives_elsewhere_computes_the_same_bits() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let prompt = expected(&source).ids;
-        let home = build(&source, folder.path(), "home", "");
-        let none = Arc::new(Seen::default());
-        let want = compute(&home, Options::default(), &prompt, &none);
-        assert_eq!((beside(&home.plan), none.taken.load(Relaxed)), ([0; 3], 0));
+        let on_cpu = build(&source, folder.path(), "cpu", "");
+        let none = Arc::new(UnitObservations::default());
+        let want = compute(&on_cpu, Options::default(), &prompt, &none);
+        assert_eq!((accelerator_steps(&on_cpu.plan), none.taken.load(Relaxed)), ([0; 3], 0));
         // Each has most places, and each place has five families at least.
         for (name, more) in PLACES.into_iter().cycle().skip(4 * i).take(4) {
             let bundle = build(&source, folder.path(), name, more);
-            let [kernels, rows, slots] = beside(&bundle.plan);
+            let [kernels, rows, slots] = accelerator_steps(&bundle.plan);
             assert!(kernels > 0 && rows > 0, "{family}, {name}");
-            // Nothing comes home of experts where all else is there, too.
+            // Nothing of experts comes back where all else is there, too.
             assert_eq!(slots > 0, !["attention", "model"].contains(&name), "{family}, {name}");
             let kernels =
                 |step: &&moec_ir::plan::Step| step.unit == 0 && matches!(step.code, Code::Kernel(_));
-            let home = bundle.plan.entries.iter().flat_map(|e| &e.steps).filter(kernels).count();
+            let on_cpu = bundle.plan.entries.iter().flat_map(|e| &e.steps).filter(kernels).count();
             // Mixers whose states fold tokens stay with these.
             let whole = name == "model" && !support::FOLDED.contains(&family);
-            assert_eq!(home == 0, whole, "{family}, {name}: {home} kernels at home");
+            assert_eq!(on_cpu == 0, whole, "{family}, {name}: {on_cpu} kernels on the CPU");
             // Caches lie where attention is computed, states that fold tokens in the CPU's memory.
             let away = |s: &StateBuf| {
                 ["attention", "both", "rest", "model"].contains(&name) && !s.kind.needs_snapshots()
@@ -187,7 +188,7 @@ fn what_lives_elsewhere_computes_the_same_bits() {
                 assert_eq!(state.memory, u32::from(away(state)), "{family}, {name}: {}", state.name);
             }
             for threads in [1, 2] {
-                let seen = Arc::new(Seen::default());
+                let seen = Arc::new(UnitObservations::default());
                 let options = Options { threads: Some(threads), ..Options::default() };
                 let got = compute(&bundle, options, &prompt, &seen);
                 assert!(got == want, "{family} with {name} on the mirror, {threads} threads");
@@ -213,16 +214,16 @@ fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     let on = |unit| BTreeSet::from([unit]);
     let roles = [Role::Attention, Role::Mixer, Role::Network, Role::Head].map(|role| units[&role].clone());
     assert_eq!(roles, [on(1), on(0), on(1), on(1)]);
-    // The plan alone tells them apart, whichever layer is the first.
-    let homes = Homes::of_plan(&bundle.plan, &module);
-    assert_eq!((homes.attention, homes.mixer), (1, 0));
+    // The plan alone distinguishes them, whichever layer is the first.
+    let assignment = UnitAssignment::of_plan(&bundle.plan, &module);
+    assert_eq!((assignment.attention, assignment.mixer), (1, 0));
     let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle.folder)).stdout).unwrap();
     let row = |op: &str, words: &[&str]| {
         let mut lines = said.lines().filter(|l| l.contains(op));
         assert!(lines.any(|l| words.iter().all(|w| l.contains(w))), "{op} {words:?}: {said}");
     };
     row("layers.*.mixer", &["linear", "cpu", "`mirror` does not run `causal_conv`"]);
-    row("layers.*.attn", &["attention", "mirror", "asked for by `placement.attention`"]);
+    row("layers.*.attn", &["attention", "mirror", "requested by `placement.attention`"]);
     let more = "[placement]\nattention = \"mirror\"\nmixer = \"mirror\"\n";
     let toml = toml(&source, folder.path(), "mixer", more);
     let build = ["--target", &device(), "--no-run", "--quiet"];
@@ -230,22 +231,22 @@ fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     assert!(code == 1 && said.contains("does not run `causal_conv` of `layers.0.mixer`"), "{said}");
 }
 
-/// Half of the experts elsewhere and the rest on flash, with room for few: the trained model says the same as with all at home.
+/// Half of the experts elsewhere and the rest on disk, with room for few: the trained model gives the same results as with all on the CPU.
 #[test]
-fn a_budget_over_flash_beside_a_memory_of_its_own() {
+fn a_budget_over_disk_beside_a_memory_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
-    let home = build(&ferris(), folder.path(), "home", "");
-    let want = compute(&home, Options::default(), &prompt, &Arc::new(Seen::default()));
+    let on_cpu = build(&ferris(), folder.path(), "cpu", "");
+    let want = compute(&on_cpu, Options::default(), &prompt, &Arc::new(UnitObservations::default()));
     let half = build(&ferris(), folder.path(), "budget", PLACES[4].1);
     let paging = half.plan.paging.as_ref().unwrap();
-    let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
+    let fixed = paging.resident + paging.process + u64::from(paging.staging) * paging.frame_bytes;
     for frames in [2, 9] {
         let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
         let paging = Some(moec_runtime::offload::paging::Paging { budget, ..how });
         let options = Options { threads: Some(2), paging, ..Options::default() };
-        let got = compute(&half, options, &prompt, &Arc::new(Seen::default()));
+        let got = compute(&half, options, &prompt, &Arc::new(UnitObservations::default()));
         assert!(got == want, "{frames} experts in memory");
     }
 }
@@ -254,9 +255,9 @@ fn a_budget_over_flash_beside_a_memory_of_its_own() {
 #[test]
 fn a_tied_table_is_there_once() {
     let folder = tempfile::tempdir().unwrap();
-    let (source, seen) = (checkpoint("smallthinker_4b"), Arc::new(Seen::default()));
+    let (source, seen) = (checkpoint("smallthinker_4b"), Arc::new(UnitObservations::default()));
     let prompt = expected(&source).ids;
-    let home = build(&source, folder.path(), "home", "");
+    let on_cpu = build(&source, folder.path(), "cpu", "");
     let model = build(&source, folder.path(), "model", PLACES[6].1);
     let shape = &model.plan.segments[0].shape;
     let table = |plan: &Plan, residents: &BTreeSet<u32>| {
@@ -264,8 +265,8 @@ fn a_tied_table_is_there_once() {
     };
     let there = model.plan.memories[1].residents.iter().map(|r| r.segment).collect();
     assert_eq!((table(&model.plan, &there), table(&model.plan, &model.plan.segments_of(0))), (1, 0));
-    assert_eq!(table(&home.plan, &home.plan.segments_of(0)), 1);
-    let want = compute(&home, Options::default(), &prompt, &Arc::new(Seen::default()));
+    assert_eq!(table(&on_cpu.plan, &on_cpu.plan.segments_of(0)), 1);
+    let want = compute(&on_cpu, Options::default(), &prompt, &Arc::new(UnitObservations::default()));
     assert!(compute(&model, Options::default(), &prompt, &seen) == want);
     assert!(seen.kernels.load(Relaxed) > 0);
 }
@@ -297,20 +298,23 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
 }
 
-/// Which experts leave the CPU is decided by layer, and `explain` says why: what was asked for.
+/// Which experts leave the CPU is decided by layer, and `explain` says why: what was requested.
 #[test]
 fn explain_says_why_experts_left_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     build(&checkpoint("olmoe"), folder.path(), "half", PLACES[1].1);
     let said = ok(moec().arg("explain").arg(folder.path().join("half"))).stdout;
     let half = String::from_utf8(said).unwrap();
-    assert!(half.contains("units of experts (home)") && half.contains("4 of 8 on `mirror`"), "{half}");
-    assert!(half.contains("the share that `placement.experts` asks for"), "{half}");
+    assert!(
+        half.contains("units of experts (assign_units)") && half.contains("4 of 8 on `mirror`"),
+        "{half}"
+    );
+    assert!(half.contains("the share that `placement.experts` requests"), "{half}");
 }
 
-/// Where some experts compute nothing, the others are divided nowhere: each that asks for it is told which layer, and what to do.
+/// Where some experts compute nothing, the others are divided nowhere: each that requests it is given which layer, and what to do.
 #[test]
-fn experts_beside_some_that_compute_nothing_stay_on_the_cpu() {
+fn experts_next_to_some_that_compute_nothing_stay_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
     let source = checkpoint("longcat_flash");
@@ -328,9 +332,9 @@ fn experts_beside_some_that_compute_nothing_stay_on_the_cpu() {
     }
 }
 
-/// A bundle for a unit that is modelled runs where it is asked to emulate, and says so where not.
+/// A bundle for a unit that is modelled runs where emulation is requested, and says so where not.
 #[test]
-fn a_modelled_unit_is_emulated_when_asked() {
+fn a_modelled_unit_is_emulated_when_requested() {
     let folder = tempfile::tempdir().unwrap();
     build(&checkpoint("mixtral"), folder.path(), "half", PLACES[1].1);
     let run = |more: &[&str]| {

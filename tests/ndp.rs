@@ -11,7 +11,7 @@ use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
 use moec_runtime::schedule::dispatch::Assigned;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
-use moec_targets::families;
+use moec_targets::backends;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Compute
     let unit = bundle.emulated_unit(&moec_base::progress::Progress::silent()).unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap().emulating(unit.emulated());
     let options = Options { threads: Some(threads), ..Options::default() };
-    let host = &mut |unit: &moec_ir::plan::UnitRef| families::host(&unit.family, &unit.name);
+    let host = &mut |unit: &moec_ir::plan::UnitRef| backends::host(&unit.backend, &unit.name);
     let mut engine = Engine::with_units(
         &program,
         &bundle.folder,
@@ -137,8 +137,8 @@ fn command_streams_of_experts_without_a_dimm_are_labelled() {
         let out = ok(moec().arg("inspect").arg(bundle.folder.join(&set.artifact))).stdout;
         let text = format!("\n{}", String::from_utf8(out).unwrap());
         let streams: Vec<&str> = text.split("\nstream ").skip(1).collect();
-        assert_eq!(streams.len(), layer.modules.len());
-        for (stream, &dimm) in streams.iter().zip(&layer.modules) {
+        assert_eq!(streams.len(), layer.dimms.len());
+        for (stream, &dimm) in streams.iter().zip(&layer.dimms) {
             let name = stream.lines().next().unwrap();
             assert_eq!(name.ends_with(".striped"), dimm < 0, "{name}");
             assert!(dimm < 0 || stream.contains(&format!("\ndimm {dimm}\n")), "{name}");
@@ -149,7 +149,7 @@ fn command_streams_of_experts_without_a_dimm_are_labelled() {
                 "{name} lies where another expert does: {place:?}"
             );
         }
-        assert_eq!(text.matches("begins striped").count(), layer.modules.iter().filter(|d| **d < 0).count());
+        assert_eq!(text.matches("begins striped").count(), layer.dimms.iter().filter(|d| **d < 0).count());
     }
 }
 
@@ -164,8 +164,8 @@ fn three_places_give_the_tokens_of_the_reference() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let want = expected(&source);
-        let home = build(&source, folder.path(), "home", "sapphire-rapids", "");
-        let home = compute(&home, &want.ids, 24, 2);
+        let on_cpu = build(&source, folder.path(), "cpu", "sapphire-rapids", "");
+        let on_cpu = compute(&on_cpu, &want.ids, 24, 2);
         // A launch costs more than experts of this size do anywhere.
         let device = fs::read_to_string(root().join("targets/devices/h100-spr-ndp.toml")).unwrap();
         let free = device.replace("dispatch_cost_us = { value = 5,", "dispatch_cost_us = { value = 0,");
@@ -177,8 +177,8 @@ fn three_places_give_the_tokens_of_the_reference() {
         assert!(bundle.plan.entries.iter().all(|e| e.steps.iter().any(|s| streams(&s))), "{family}");
         let got = compute(&bundle, &want.ids, 24, 2);
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
-        assert_eq!(got.ids, home.ids, "{family}: as with the CPU alone");
-        let near = near(&got.logits, &home.logits, want.ids.len());
+        assert_eq!(got.ids, on_cpu.ids, "{family}: as with the CPU alone");
+        let near = near(&got.logits, &on_cpu.logits, want.ids.len());
         // A near tie of a router sends a row to another expert, and all that see it are off: with weights at random as far as this.
         assert!(near >= 0.75, "{family}: {near} of the rows are near those of the CPU");
         let assigned = got.assigned.unwrap();
@@ -198,33 +198,33 @@ fn three_places_give_the_tokens_of_the_reference() {
 
 /// Without a GPU, a trained model: experts change their places while it runs, and nothing else changes.
 #[test]
-fn experts_move_between_modules_while_a_model_runs() {
+fn experts_move_between_dimms_while_a_model_runs() {
     if !runs_here("sapphire-rapids") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
-    let home = build(&ferris(), folder.path(), "home", "sapphire-rapids", "");
-    let home = compute(&home, &prompt, 32, 2);
+    let on_cpu = build(&ferris(), folder.path(), "cpu", "sapphire-rapids", "");
+    let on_cpu = compute(&on_cpu, &prompt, 32, 2);
     let mut ids = Vec::new();
     for (name, placement) in
         [("moves", "moves = true\n"), ("stays", "moves = false\n"), ("paper", "refine = \"bottleneck\"\n")]
     {
         let bundle = build(&ferris(), folder.path(), name, "spr-ndp", placement);
         let got = compute(&bundle, &prompt, 32, 2);
-        assert!(near(&got.logits, &home.logits, prompt.len()) >= 0.9, "{name}");
+        assert!(near(&got.logits, &on_cpu.logits, prompt.len()) >= 0.9, "{name}");
         let did = got.assigned.unwrap();
-        let [hot, processor, cold] = did.experts;
-        assert!(hot == 0 && processor > 0 && cold > 0, "{name}: {did:?}");
+        let [hot, cpu, cold] = did.experts;
+        assert!(hot == 0 && cpu > 0 && cold > 0, "{name}: {did:?}");
         assert_eq!(did.moves.iter().sum::<u64>() > 0, name != "stays", "{name}: {did:?}");
         ids.push(got.ids);
     }
-    assert!(ids.iter().all(|ids| *ids == home.ids), "{ids:?} instead of {:?}", home.ids);
+    assert!(ids.iter().all(|ids| *ids == on_cpu.ids), "{ids:?} instead of {:?}", on_cpu.ids);
 }
 
 /// A share of the experts by hand: no schedule, and streams all the same.
 #[test]
-fn a_share_of_the_experts_lives_in_modules() {
+fn a_share_of_the_experts_is_in_dimms() {
     if !runs_here("sapphire-rapids") {
         return;
     }
@@ -259,7 +259,7 @@ fn streams_are_printed() {
 
 /// Invalid device files and artifacts are refused by name.
 #[test]
-fn what_modules_cannot_be_is_refused_by_name() {
+fn invalid_dimm_settings_are_reported_by_key() {
     let folder = tempfile::tempdir().unwrap();
     let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
     let source = checkpoint("olmoe");
@@ -277,13 +277,13 @@ fn what_modules_cannot_be_is_refused_by_name() {
         assert!(words.iter().all(|w| said.contains(w)), "{said}");
     };
     let links = device.lines().find(|l| l.starts_with("link_gb_per_s")).unwrap();
-    says(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 modules need links"]);
-    let to_modules = "[[link]]\nfrom = \"dram\"\nto = \"modules\"";
+    says(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 DIMMs need links"]);
+    let to_dimms = "[[link]]\nfrom = \"dram\"\nto = \"dimms\"";
     says(
-        &refused(to_modules, "[[link]]\nfrom = \"modules\"\nto = \"dram\"", ""),
-        &["`link`", "from `dram` to `modules`"],
+        &refused(to_dimms, "[[link]]\nfrom = \"dimms\"\nto = \"dram\"", ""),
+        &["`link`", "from `dram` to `dimms`"],
     );
-    says(&refused("count = 16", "count = 15", ""), &["`unit.dimms.count`", "15 modules", "8 channels"]);
+    says(&refused("count = 16", "count = 15", ""), &["`unit.dimms.count`", "15 DIMMs", "8 channels"]);
     says(&refused("row_bytes = 4096", "row_bytes = 4000", ""), &["`unit.dimms.row_bytes`", "lines of 64"]);
     says(&refused("timing = \"trimoe\"", "timing = \"ddr4\"", ""), &["`unit.dimms.timing`", "`trimoe`"]);
     says(

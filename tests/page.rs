@@ -86,8 +86,8 @@ fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value)
         assert!(asked(0).get(name).is_none(), "{}", asked(0));
     }
     assert_eq!(page.text("document.querySelector('.thinking summary').textContent"), "Thinking");
-    let thoughts = page.text("document.querySelector('.thinking div').textContent");
-    assert_eq!(thoughts, "Two and two are to be added.\nThat is easy.");
+    let reasoning = page.text("document.querySelector('.thinking div').textContent");
+    assert_eq!(reasoning, "Two and two are to be added.\nThat is easy.");
     assert_eq!(page.value("document.querySelector('.thinking').open"), false);
     assert_eq!(
         page.text("document.querySelector('.assistant .what').textContent"),
@@ -124,7 +124,7 @@ fn pictures_of(page: &mut Browser) {
     page.look(900, 700, "light");
 }
 
-/// The real server, with a template that begins thoughts: the demo model never ends them, and its answer is cut.
+/// The real server, with a template that begins reasoning: the demo model never ends it, and its answer is cut.
 #[test]
 fn a_thinking_template_on_the_page() {
     if !CHROMIUM.here() {
@@ -145,8 +145,8 @@ fn a_thinking_template_on_the_page() {
     // A link may bring the first text.
     let mut page = Browser::open(&format!("http://{}/#ask=The%20borrow%20checker", server.address()));
     page.until("running === null && turns.length === 2");
-    let thoughts = page.text("document.querySelector('.thinking div').textContent");
-    assert!(thoughts.chars().filter(|c| c.is_alphabetic()).count() > 8, "{thoughts}");
+    let reasoning = page.text("document.querySelector('.thinking div').textContent");
+    assert!(reasoning.chars().filter(|c| c.is_alphabetic()).count() > 8, "{reasoning}");
     assert_eq!(page.value("document.querySelector('.thinking').open"), true);
     let note = page.text("document.querySelector('.note').textContent");
     assert!(note.starts_with("Cut: the context is full"), "{note}");

@@ -1,23 +1,23 @@
-//! Experts on flash: under any budget, policy, prefetching, number of threads and reader the logits are those of the same
+//! Experts on disk: under any budget, policy, prefetching, number of threads and reader the logits are those of the same
 //! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 #[path = "paging/clock.rs"]
 mod clock;
-#[path = "paging/guests.rs"]
-mod guests;
 #[path = "paging/pins.rs"]
 mod pins;
+#[path = "paging/prefetched.rs"]
+mod prefetched;
 use crate::support;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::Plan;
 use moec_runtime::exec::engine::Want;
-use moec_runtime::offload::flash::{self, Choice};
+use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
-use moec_sim::flash::fault::{Faulty, Gate, Injected};
+use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     frames: u32,
-    spare: u32,
+    staging: u32,
     policy: &'static str,
     ahead: usize,
     threads: usize,
@@ -54,11 +54,11 @@ struct Case {
 }
 
 const USUAL: Case =
-    Case { frames: 5, spare: 2, policy: "lru", ahead: 3, threads: 2, reader: Choice::Threads };
+    Case { frames: 5, staging: 2, policy: "lru", ahead: 3, threads: 2, reader: Choice::Threads };
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
-    let flash = flash::Options { reader: case.reader, ..flash::Options::default() };
-    Paging { flash, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None }
+    let disk = disk::Options { reader: case.reader, ..disk::Options::default() };
+    Paging { disk, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
@@ -101,7 +101,7 @@ fn with_engine<R>(
 ) -> R {
     let mut plan: Plan = bundle.plan.clone();
     let own = plan.paging.as_mut().unwrap();
-    (own.frames, own.spare) = (case.frames, case.spare);
+    (own.frames, own.staging) = (case.frames, case.staging);
     own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
@@ -137,11 +137,11 @@ fn logits_are_those_of_the_model_in_memory() {
     let want = in_memory(&bundle, prompt);
     let mut cases = Vec::new();
     for frames in [1, 17, all] {
-        for (policy, spare) in
+        for (policy, staging) in
             [("lru", 2), ("lfu", 3), ("mrs alpha=0.2 depth=2 bypass=1", 4), ("page-cache", 2)]
         {
             for (threads, ahead) in [(1, 0), (2, 3), (3, 1)] {
-                cases.push(Case { frames, spare, policy, ahead, threads, reader: Choice::Threads });
+                cases.push(Case { frames, staging, policy, ahead, threads, reader: Choice::Threads });
             }
         }
     }
@@ -150,7 +150,7 @@ fn logits_are_those_of_the_model_in_memory() {
     for case in cases {
         let (found, report) = run(&bundle, case, prompt);
         assert!(found == want, "{case:?} gives other logits");
-        assert!(report.misses > 0 && report.flash.bytes > 0, "{case:?}: {report:?}");
+        assert!(report.misses > 0 && report.disk.bytes > 0, "{case:?}: {report:?}");
         if case.frames == all {
             // An expert that was read stays.
             assert!(report.misses + report.ahead <= u64::from(all), "{case:?}: {report:?}");
@@ -162,7 +162,7 @@ fn logits_are_those_of_the_model_in_memory() {
 }
 
 #[test]
-fn families_run_from_flash() {
+fn families_run_from_disk() {
     for family in MIXTURES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
@@ -185,8 +185,8 @@ type Stumble = fn(u32) -> Injected;
 fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: Gate) -> Wrap {
     let wrap = move |reader| {
         let (plan, count) = (plan.clone(), AtomicU32::new(0));
-        let next = move |_: &flash::Read| plan(count.fetch_add(1, Ordering::Relaxed));
-        Box::new(Faulty::new(reader, gate.clone(), next)) as Box<dyn flash::Reader>
+        let next = move |_: &disk::Read| plan(count.fetch_add(1, Ordering::Relaxed));
+        Box::new(Faulty::new(reader, gate.clone(), next)) as Box<dyn disk::Reader>
     };
     Wrap(Box::leak(Box::new(wrap)))
 }
@@ -236,8 +236,8 @@ fn more_threads_than_the_budget_is_for_are_refused() {
         "0",
     ]));
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let flash = &said["flash"];
-    assert!(flash["bytes"].as_u64() > Some(0) && flash["checked"].as_u64() > Some(0), "{said}");
+    let disk = &said["disk"];
+    assert!(disk["bytes"].as_u64() > Some(0) && disk["checked"].as_u64() > Some(0), "{said}");
     let mut unchecked = moec();
     unchecked.arg("run").arg(&bundle).args([
         "generate",
@@ -250,15 +250,15 @@ fn more_threads_than_the_budget_is_for_are_refused() {
     ]);
     let output = ok(&mut unchecked);
     let unchecked: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(unchecked["flash"]["checked"], 0, "{unchecked}");
+    assert_eq!(unchecked["disk"]["checked"], 0, "{unchecked}");
     assert_eq!(unchecked["ids"], said["ids"], "{unchecked}");
     assert_eq!(said["cache"]["read_ahead"], 0, "{said}");
     let text = String::from_utf8(ok(moec().arg("run").arg(&bundle).arg("info")).stdout).unwrap();
-    assert!(text.contains("budget") && text.contains("on flash"), "{text}");
+    assert!(text.contains("budget") && text.contains("on disk"), "{text}");
 }
 
 #[test]
-fn big_little_decoding_gives_the_same_tokens_from_flash() {
+fn big_little_decoding_gives_the_same_tokens_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let memory = "budget = \"1 GiB\"\n[decode]\nbig_little = true";
     let bundle = build(&ferris(), folder.path(), memory, "bf16");
@@ -268,13 +268,14 @@ fn big_little_decoding_gives_the_same_tokens_from_flash() {
         serde_json::from_slice(&ok(command.args(extra)).stdout).unwrap()
     };
     let least = Bundle::open(&bundle).unwrap().plan.paging.unwrap();
-    let small = (least.resident + least.process + u64::from(least.spare + 9) * least.frame_bytes).to_string();
+    let small =
+        (least.resident + least.process + u64::from(least.staging + 9) * least.frame_bytes).to_string();
     for gamma in ["0", "0.5", "0.9", "1"] {
         let (all, few) =
             (run(&["--gamma", gamma, "--no-budget"]), run(&["--gamma", gamma, "--budget", &small]));
         assert_eq!(all["ids"], few["ids"], "{gamma}");
         assert_eq!(all["fallback_ratio"], few["fallback_ratio"], "{gamma}");
-        assert!(few["cache"]["experts"] == 9 && few["flash"]["bytes"].as_u64() > Some(0), "{few}");
+        assert!(few["cache"]["experts"] == 9 && few["disk"]["bytes"].as_u64() > Some(0), "{few}");
     }
     assert_eq!(run(&["--gamma", "1"])["ids"], run(&["--no-big-little", "--budget", &small])["ids"]);
 }
@@ -340,7 +341,7 @@ fn a_spoilt_expert_is_never_used() {
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
     assert!(logits(&mut engine, prompt).unwrap() == want, "a flipped bit changes logits");
     let report = engine.paging().unwrap();
-    assert!(report.flash.repeated > 0 && report.flash.checked > 0, "{report:?}");
+    assert!(report.disk.repeated > 0 && report.disk.checked > 0, "{report:?}");
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn a_disk_that_stalls_ends_in_an_error() {
     let gate = Gate::default();
     let wrap = faulty(|n| if n == 30 { Injected::Stall } else { Injected::Nothing }, gate.clone());
     let mut how = paging(USUAL, Some(wrap));
-    how.flash.time_limit = Duration::from_millis(200);
+    how.disk.time_limit = Duration::from_millis(200);
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let options = Options { paging: Some(how), ..Options::default() };
@@ -387,7 +388,7 @@ fn bytes_that_rot_during_a_run_are_told_and_never_used() {
     let sound = std::fs::read(&weights).unwrap();
     with_engine(&bundle, Case { frames: 1, ..USUAL }, None, |engine| {
         let want = logits(engine, prompt).unwrap();
-        let before = engine.paging().unwrap().flash;
+        let before = engine.paging().unwrap().disk;
         assert!(before.checked > 0 && before.repeated == 0, "{before:?}");
         // One bit in a thousand bytes.
         let spoilt: Vec<u8> =
@@ -399,7 +400,7 @@ fn bytes_that_rot_during_a_run_are_told_and_never_used() {
             assert!(said.contains(word), "`{word}` is not in: {said}");
         }
         assert!(error.hint().is_some_and(|hint| hint.contains("copy the bundle again")), "{said}");
-        assert!(engine.paging().unwrap().flash.repeated >= 3);
+        assert!(engine.paging().unwrap().disk.repeated >= 3);
         std::fs::write(&weights, &sound).unwrap();
         assert!(logits(engine, prompt).unwrap() == want, "the engine does not recover");
     });
@@ -437,7 +438,7 @@ fn a_budget_that_cannot_work_names_the_smallest_that_can() {
     assert!(paging.peak().unwrap() <= mib << 20);
     let (found, _) = run(
         &bundle,
-        Case { frames: paging.frames, spare: paging.spare, ..USUAL },
+        Case { frames: paging.frames, staging: paging.staging, ..USUAL },
         &expected(&ferris()).ids[..44],
     );
     assert_eq!(found, in_memory(&bundle, &expected(&ferris()).ids[..44]));

@@ -12,7 +12,7 @@ use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_pipeline::{Compilation, Inputs, PIPELINE, Stops, When, find};
-use moec_runtime::offload::flash::{Extent, ExtentTable, FileEntry};
+use moec_runtime::offload::disk::{Extent, ExtentTable, FileEntry};
 use moec_targets::target;
 use support::{FAMILIES, MIXTURES, Setup, checkpoint};
 

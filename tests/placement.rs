@@ -28,7 +28,7 @@ use moec_import::ImportOptions;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
 use moec_ir::{EntryKind, Op, Operand, Role, WeightClass};
-use moec_passes::offload::Statics;
+use moec_passes::outline_graphs::Statics;
 use moec_pipeline::{Candidate, Change, Compilation, Inputs, QualityProbe, Stops};
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use serde_json::Value;
@@ -48,12 +48,13 @@ fn devices() -> Vec<Device> {
 #[test]
 fn a_network_that_no_operator_joins_is_refused_by_name() {
     let device = Device::find("m2-ultra").unwrap();
-    let refused = compile(&checkpoint("prosparse"), &device, ATTENTION_ON_NPU, "reside", None, &mut |_| {});
+    let refused =
+        compile(&checkpoint("prosparse"), &device, ATTENTION_ON_NPU, "assign_residency", None, &mut |_| {});
     let e = refused.unwrap_err();
     let said = format!("{e}: {}", e.causes.join(", "));
     assert!(said.contains("`layers.0.ffn` cannot be a graph") && said.contains("FATReLU"), "{said}");
     // Left to moec, it stays on the CPU, and the placement says why.
-    compile(&checkpoint("prosparse"), &device, "", "reside", None, &mut |c| {
+    compile(&checkpoint("prosparse"), &device, "", "assign_residency", None, &mut |c| {
         let ops = &c.placed.placement.as_ref().unwrap().ops;
         let mut networks = ops.iter().filter(|o| o.op == "linear_glu");
         assert!(networks.all(|o| o.unit == 0 && o.why.contains("FATReLU")), "{ops:?}");
@@ -175,16 +176,16 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
     for device in devices() {
         let units = Units::of(&device).unwrap();
         // Networks of phones keep no state, as attention does.
-        let attention = if device.family == "coreml" { "attention = \"npu\"\n" } else { "" };
+        let attention = if device.backend == "coreml" { "attention = \"npu\"\n" } else { "" };
         let npu = format!("[placement]\n{attention}experts = \"npu\"\n");
-        let homes = ["", &npu, "[placement]\nattention = \"cpu\"\n"];
+        let configs = ["", &npu, "[placement]\nattention = \"cpu\"\n"];
         for source in GRAPHS.into_iter().map(checkpoint).chain([ferris()]) {
-            for home in homes {
-                compile(&source, &device, home, "reside", None, &mut |c| {
+            for config in configs {
+                compile(&source, &device, config, "assign_residency", None, &mut |c| {
                     let p = c.placed.placement.as_ref().unwrap();
                     for op in p.ops.iter().filter(|o| o.unit == units.npu_index()) {
                         assert!(units.npu.is_legal(&op.op), "{} of {} in {source:?}", op.op, op.scope);
-                        assert!(!home.contains("cpu") || op.op == "expert_ffn", "{op:?}");
+                        assert!(!config.contains("cpu") || op.op == "expert_ffn", "{op:?}");
                     }
                     for graph in &c.module.entries {
                         let placed = p.ops.iter().filter(|o| o.entry == graph.kind && o.op != "expert_ffn");
@@ -196,7 +197,7 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
                             "{source:?}"
                         );
                     }
-                    if home.contains("npu") {
+                    if config.contains("npu") {
                         let npu = |t: &moec_ir::placement::ExpertTable| {
                             t.groups.iter().all(|g| g.unit == units.npu_index())
                         };
@@ -211,16 +212,16 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
 }
 
 #[test]
-fn attention_has_one_home_for_prompts_and_decoding() {
+fn attention_of_prompts_and_decoding_is_on_one_unit() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
     // Decoding a token costs less on the CPU, launches considered, and the KV cache is where attention is.
-    for (home, unit) in [("auto", units.cpu_index()), ("npu", units.npu_index())] {
-        let more = format!("[placement]\nattention = \"{home}\"\n");
-        compile(&ferris(), &device, &more, "reside", None, &mut |c| {
+    for (setting, unit) in [("auto", units.cpu_index()), ("npu", units.npu_index())] {
+        let more = format!("[placement]\nattention = \"{setting}\"\n");
+        compile(&ferris(), &device, &more, "assign_residency", None, &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             let attention = p.ops.iter().filter(|o| o.op == "attention");
-            assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit, unit], "{home}");
+            assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit, unit], "{setting}");
             // The residual and the router stay (NPUMoE, §3.2 and Table 4).
             for op in ["add", "router", "dispatch", "combine", "embed"] {
                 assert!(p.ops.iter().filter(|o| o.op == op).all(|o| o.unit == units.cpu_index()), "{op}");
@@ -293,7 +294,7 @@ fn attention_lives_where_a_request_ends_first() {
     let units = Units::of(&device).unwrap();
     let folder = tempfile::tempdir().unwrap();
     phi_layer(folder.path());
-    let mut homes = Vec::new();
+    let mut decisions = Vec::new();
     for (more, unit) in [
         // By default a long prompt with a short answer.
         ("", units.npu_index()),
@@ -301,7 +302,7 @@ fn attention_lives_where_a_request_ends_first() {
         ("[placement]\nprompt = 9000\ngenerate = 0\n", units.npu_index()),
     ] {
         let setup = Setup { format: "f16", chunk: 256, batch: &[1, 4], context: 4096 };
-        compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
+        compile_with(setup, folder.path(), &device, more, "assign_residency", None, &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             let attention = p.ops.iter().filter(|o| o.op == "attention");
             assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit; 3], "{more}");
@@ -310,24 +311,24 @@ fn attention_lives_where_a_request_ends_first() {
             let [first, second] = decision.alternatives.as_slice() else { panic!("{decision:?}") };
             assert_eq!(decision.chosen, first.what);
             assert!(first.figures["request_ms"] < second.figures["request_ms"], "{decision:?}");
-            homes.push(decision);
+            decisions.push(decision);
         })
         .unwrap();
     }
     // The context holds 4096 tokens.
-    for (d, (prompt, generated)) in homes.iter().zip([(4088, 8), (3584, 512), (4096, 0)]) {
+    for (d, (prompt, generated)) in decisions.iter().zip([(4088, 8), (3584, 512), (4096, 0)]) {
         assert_eq!(d.reason, format!("a request of {prompt} tokens with {generated} generated, simulated"));
     }
     // A long answer costs more there, whatever the prompt.
     let ms = |i: usize, unit: &str| {
-        let on = homes[i].alternatives.iter().find(|h| h.what == unit).unwrap();
+        let on = decisions[i].alternatives.iter().find(|h| h.what == unit).unwrap();
         on.figures["request_ms"]
     };
-    assert!(ms(1, "npu") > ms(0, "npu"), "{homes:?}");
+    assert!(ms(1, "npu") > ms(0, "npu"), "{decisions:?}");
     // It is decided where it is left open, and nowhere else.
     for more in ["[placement]\nattention = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"] {
         let setup = Setup { format: "f16", chunk: 256, batch: &[1], context: 2048 };
-        compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
+        compile_with(setup, folder.path(), &device, more, "assign_residency", None, &mut |c| {
             assert!(c.placed.attention.is_none());
         })
         .unwrap();
@@ -342,7 +343,7 @@ fn sizes_pad_less_and_drop_nothing_more() {
     for sizes in [1, 2, 4, 8] {
         let more =
             format!("[placement]\nexperts = \"npu\"\n[experts]\ntiers = 1\ngroup = 4\nsizes = {sizes}\n");
-        compile(&ferris(), &device, &more, "offload", None, &mut |c| {
+        compile(&ferris(), &device, &more, "outline_graphs", None, &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             moec_ir::verify::placement(p).unwrap();
             for table in &p.experts {
@@ -381,14 +382,14 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
     let device = Device::find("m2-ultra").unwrap();
     for family in GRAPHS {
         let mut texts = Vec::new();
-        for pass in ["reside", "offload"] {
+        for pass in ["assign_residency", "outline_graphs"] {
             compile(&checkpoint(family), &device, ATTENTION_ON_NPU, pass, None, &mut |c| {
                 texts.push(c.module.to_string());
                 let made = &c.placed.legalised;
-                assert_eq!(made.is_empty(), pass == "reside", "{family}");
+                assert_eq!(made.is_empty(), pass == "assign_residency", "{family}");
                 let attention = made.iter().filter(|d| d.subject == "graph `layers.*.attn`");
                 let layers: BTreeSet<u32> = attention.clone().filter_map(|d| d.layer).collect();
-                if pass == "offload" {
+                if pass == "outline_graphs" {
                     let nodes = c.module.entries.iter().flat_map(|g| &g.nodes);
                     let attend = nodes.filter(|n| matches!(n.op, Op::Attention(_)));
                     assert_eq!(layers, attend.filter_map(|n| n.scope.layer).collect(), "{family}");
@@ -425,7 +426,7 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
         &checkpoint("qwen3_next"),
         &device,
         "[placement]\nexperts = \"npu\"\n",
-        "reside",
+        "assign_residency",
         None,
         &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
@@ -479,12 +480,13 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
 fn a_part_may_be_on_the_unit_for_prompts_alone() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
-    compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "reside", None, &mut |c| {
+    compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "assign_residency", None, &mut |c| {
         let (module, mut placement) = (c.module.clone(), c.placed.placement.clone().unwrap());
         let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && o.scope.role() != Role::Attention;
         placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
         let statics = Statics::of(&module, &placement, &units).unwrap();
-        let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
+        let of =
+            |kind: fn(&EntryKind) -> bool| statics.calls.iter().filter(|p| kind(&p.boundary.entry)).count();
         let layers = c.inputs.spec().unwrap().layers.len();
         assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);
         assert_eq!(of(|k| matches!(k, EntryKind::Prefill(_))), 2 * layers + 1);
@@ -576,7 +578,7 @@ fn a_quality_budget_chooses_the_capacities() {
 /// has room; the decision says what either side costs.
 #[test]
 fn experts_go_where_they_cost_less_and_the_decision_says_so() {
-    let text = fs::read_to_string(support::root().join("targets/cuda/beside.toml")).unwrap();
+    let text = fs::read_to_string(support::root().join("targets/cuda/cuda.toml")).unwrap();
     let near = text.replace("latency_us = 5\n", "latency_us = 0\n").replace("value = 5,", "value = 0,");
     assert_ne!(text, near);
     let small = near.replace("value = 8589934592", "value = 4000000");
@@ -586,7 +588,7 @@ fn experts_go_where_they_cost_less_and_the_decision_says_so() {
         let path = folder.path().join(format!("{name}.toml"));
         fs::write(&path, text).unwrap();
         let device = Device::find(path.to_str().unwrap()).unwrap();
-        compile(&ferris(), &device, "[placement]\nexperts = \"auto\"\n", "home", None, &mut |c| {
+        compile(&ferris(), &device, "[placement]\nexperts = \"auto\"\n", "assign_units", None, &mut |c| {
             let table = &c.placed.placement.as_ref().unwrap().experts;
             let gone: Vec<usize> =
                 table.iter().map(|t| t.experts.iter().filter(|e| e.unit != 0).count()).collect();

@@ -31,7 +31,7 @@ fn profile() -> &'static Path {
     path
 }
 
-/// A `model.toml` whose chunks have as few rows as a predictor is asked for.
+/// A `model.toml` whose chunks have as few rows as a predictor is requested.
 fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
     let toml = folder.join("model.toml");
     let text = format!(
@@ -62,13 +62,13 @@ fn numbers(bundle: &Bundle, name: &str) -> Option<Vec<Vec<f32>>> {
     let file = fs::read(bundle.folder.join(&bundle.plan.files[segment.file as usize].path)).unwrap();
     let packed = &file[segment.offset as usize..][..segment.bytes as usize];
     let shape: Vec<usize> = segment.shape.iter().map(|&n| n as usize).collect();
-    let &[lead, rows, cols] = shape.as_slice() else { panic!("{shape:?}") };
+    let &[matrices, rows, cols] = shape.as_slice() else { panic!("{shape:?}") };
     let matrix = |e: usize| {
         let mut out = vec![0.0; rows * cols];
         moec_cpu::unpack(segment, packed, e, 0..rows, 0..cols, &mut out).unwrap();
         out
     };
-    Some((0..lead).map(matrix).collect())
+    Some((0..matrices).map(matrix).collect())
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -100,7 +100,7 @@ fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
     let named = |what: &str| numbers(bundle, &format!("{}{what}", stem.as_ref().unwrap()));
     let (neurons, margins) = (named("neurons").unwrap(), named("predict_margin").unwrap());
     let hidden = sample.cols;
-    let (mut woken, mut found, mut taken, mut all) = (0, 0, 0, 0);
+    let (mut active_count, mut found, mut taken, mut all) = (0, 0, 0, 0);
     for e in 0..neurons.len() {
         let right = named("predict_right").map(|r| r[e].clone());
         let left = named("predict_left").or_else(|| named("predict_codes")).unwrap()[e].clone();
@@ -112,15 +112,15 @@ fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
             let said = left.chunks_exact(met.len()).map(|l| dot(l, &met)).zip(&margins[e]);
             let gates = neurons[e].chunks_exact(3 * hidden).map(|n| dot(&n[..hidden], x));
             for (gate, (said, margin)) in gates.zip(said) {
-                let (awake, take) = (gate > 0.0, said + f64::from(*margin) > 0.0);
-                woken += usize::from(awake);
-                found += usize::from(awake && take);
+                let (active, take) = (gate > 0.0, said + f64::from(*margin) > 0.0);
+                active_count += usize::from(active);
+                found += usize::from(active && take);
                 taken += usize::from(take);
                 all += 1;
             }
         }
     }
-    [found as f64 / woken as f64, woken as f64 / all as f64, taken as f64 / all as f64]
+    [found as f64 / active_count as f64, active_count as f64 / all as f64, taken as f64 / all as f64]
 }
 
 /// Decisions about predictors, by layer.
@@ -142,15 +142,15 @@ fn what_a_build_says_is_what_a_count_by_hand_gives() {
         for d in &decisions {
             assert!(d.chosen.starts_with(predict), "{d:?}");
             let said = &chosen(d).figures;
-            let [recall, awake, taken] = counted(&bundle, d.layer.unwrap());
+            let [recall, active, taken] = counted(&bundle, d.layer.unwrap());
             let near = |a: f64, b: f64| (a - b).abs() < 1e-4;
             assert!(
                 near(said["found_share"], recall)
-                    && near(d.figures["awake_share"], awake)
+                    && near(d.figures["active_share"], active)
                     && near(said["taken_share"], taken),
-                "{d:?}: {recall} found, {awake} active, {taken} taken"
+                "{d:?}: {recall} found, {active} active, {taken} taken"
             );
-            // Fitted to others, a wish of 99 % holds nearly; and who is passed over is worth the while.
+            // Fitted to others, a requested recall of 99 % holds nearly; and who is passed over is worth the while.
             assert!(said["found_share"] > 0.95 && said["taken_share"] < 0.8, "{said:?}");
         }
         // Kernels compute what the evaluator computes, by the bundle's weights and by the checkpoint's.
@@ -216,9 +216,9 @@ fn auto_takes_what_reads_less_and_quality_allows() {
         let (off, tried) = d.alternatives.split_first().unwrap();
         let least = tried.iter().map(bytes).fold(f64::INFINITY, f64::min);
         if least < bytes(off) {
-            assert_eq!((bytes(chosen(d)), d.reason.as_str()), (least, "reads less than sketches"));
+            assert_eq!((bytes(chosen(d)), d.reason.as_str()), (least, "reads less than gate bounds"));
         } else {
-            assert_eq!((d.chosen.as_str(), d.reason.as_str()), ("off", "sketches read no more"));
+            assert_eq!((d.chosen.as_str(), d.reason.as_str()), ("off", "gate bounds read no more"));
         }
     }
     assert!(allowed.iter().any(|d| d.chosen != "off"), "{allowed:?}");
@@ -267,11 +267,11 @@ fn table() -> Vec<(String, [f64; 4])> {
             let all = predictors(&bundle);
             let mean = |of: &dyn Fn(&Decision) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
             if std::mem::take(&mut first) {
-                let way = if format == "bf16" { "sketches" } else { "gates" };
+                let way = if format == "bf16" { "gate bounds" } else { "gates" };
                 let bytes = mean(&|d| d.alternatives[0].figures["token_bytes"] / 1e3);
                 rows.push((
                     format!("{format} | {way}"),
-                    [100.0, 100.0 * mean(&|d| d.figures["awake_share"]), bytes, 0.0],
+                    [100.0, 100.0 * mean(&|d| d.figures["active_share"]), bytes, 0.0],
                 ));
             }
             let rise = 100.0 * (perplexity(&bundle) / alone - 1.0);

@@ -214,7 +214,7 @@ fn what_is_shared_changes_no_answer_whatever_is_evicted() {
 /// A reply of the server: its words, and tokens of the prompt that it had already.
 fn ask(server: &Server, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
     let body = json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true});
-    let reply = post(server.address(), "/v1/completions", body).ask().unwrap();
+    let reply = post(server.address(), "/v1/completions", body).call().unwrap();
     let reply: Value = serde_json::from_str(&reply.body).unwrap();
     let usage = &reply["usage"];
     assert_eq!(usage["prompt_tokens"], prompt.len(), "{reply}");
@@ -224,7 +224,7 @@ fn ask(server: &Server, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
 
 /// A figure of `/metrics`.
 fn metric(server: &Server, name: &str) -> u64 {
-    let text = get(server.address(), "/metrics").ask().unwrap().body;
+    let text = get(server.address(), "/metrics").call().unwrap().body;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap().parse().unwrap()
 }
@@ -367,7 +367,7 @@ fn conversations_go_back_to_snapshots() {
 
 /// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Draft tokens are taken back.
 #[test]
-fn saved_prompts_and_guesses_go_back_to_snapshots() {
+fn saved_prompts_and_draft_tokens_go_back_to_snapshots() {
     for family in HYBRIDS {
         let case = Case::new(family, &[1, 4]);
         let distance = case.distance();
@@ -409,8 +409,8 @@ fn saved_prompts_and_guesses_go_back_to_snapshots() {
         };
         let prompt = case.with_engine(|_| {}, quotes).unwrap();
         let plain = run(&prompt, &[]);
-        let guessed = run(&prompt, &["--speculate", "3"]);
-        assert_eq!(guessed["ids"], plain["ids"], "{family}");
-        assert!(guessed["speculation"]["calls_with_guesses"].as_u64().unwrap() > 0, "{guessed}");
+        let speculated = run(&prompt, &["--speculate", "3"]);
+        assert_eq!(speculated["ids"], plain["ids"], "{family}");
+        assert!(speculated["speculation"]["calls_with_draft_tokens"].as_u64().unwrap() > 0, "{speculated}");
     }
 }

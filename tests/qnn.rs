@@ -67,12 +67,12 @@ impl Case {
         self.folder.path().join(name)
     }
 
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command
             .env("MOEC_CACHE", cache(self.folder.path()))
             .env("MOEC_THREADS", "1")
-            .arg(verb)
+            .arg(subcommand)
             .arg("--quiet");
         command
     }
@@ -88,8 +88,8 @@ impl Case {
         forge(&self.path(bundle), file, bytes);
     }
 
-    fn json(&self, verb: &str, more: &[&str]) -> Value {
-        let mut command = self.moec(verb);
+    fn json(&self, subcommand: &str, more: &[&str]) -> Value {
+        let mut command = self.moec(subcommand);
         command.arg(self.path("a.moec")).args(more).arg("--json");
         serde_json::from_slice(&ok(&mut command).stdout).unwrap()
     }
@@ -152,10 +152,10 @@ impl Tiny {
         self.at("a.moec")
     }
 
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command.env("MOEC_CACHE", cache(self.folder.path())).env("MOEC_THREADS", "1");
-        command.envs(self.tools.iter().map(|(name, value)| (name, value))).arg(verb).arg("--quiet");
+        command.envs(self.tools.iter().map(|(name, value)| (name, value))).arg(subcommand).arg("--quiet");
         command
     }
 
@@ -225,8 +225,8 @@ fn groups_of_experts_become_networks_that_verify() {
     let text = fs::read_to_string(&case.toml).unwrap();
     fs::write(&case.toml, text.replace("experts = \"npu\"", "experts = \"cpu\"")).unwrap();
     case.build("native", "a.moec");
-    let processor = eval(&[]);
-    assert!((phone / processor - 1.0).abs() < 0.02, "{phone} and {processor}");
+    let cpu = eval(&[]);
+    assert!((phone / cpu - 1.0).abs() < 0.02, "{phone} and {cpu}");
 
     // A network that was changed is refused before anything runs.
     let (name, _) = packages.first_key_value().unwrap();

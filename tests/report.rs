@@ -49,12 +49,7 @@ fn pages_say_what_a_bundle_is() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "barriers"][..]),
-        (
-            "flash",
-            "x86-64-v3",
-            "[memory]\nbudget = \"40 MiB\"\n",
-            &["flash", "frames for experts of the flash"],
-        ),
+        ("disk", "x86-64-v3", "[memory]\nbudget = \"40 MiB\"\n", &["disk", "frames for experts on disk"]),
         ("little", "x86-64-v3", "[decode]\nbig_little = true\n", &["big-little", "experts per token first"]),
         ("ndp", "spr-ndp", "", &["assigned in every step"]),
     ];
@@ -315,7 +310,7 @@ fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
         assert!(unit["state"] == "ok" || unit["state"] == "missing" && !why.is_empty(), "{unit}");
     }
     assert!(json["figures"]["read_gb_per_s"].as_f64() > Some(0.0) && !json["figures"]["matmul"].is_null());
-    assert!(json["processor"].as_str().is_some_and(|name| name.contains("cores")));
+    assert!(json["cpu"].as_str().is_some_and(|name| name.contains("cores")));
 
     let mut all = Vec::new();
     strings(&json, &mut all);

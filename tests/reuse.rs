@@ -92,16 +92,16 @@ fn other_formats_take_what_keeps_its_own() {
 }
 
 #[test]
-fn experts_on_flash_are_those_that_were_in_memory() {
+fn experts_on_disk_are_those_that_were_in_memory() {
     let case = Case::new("olmoe");
     let toml = case.toml("bf16", "");
     let (all, _) = case.build(&toml, "memory", &[]);
     let paged = fs::read_to_string(&toml).unwrap() + "[memory]\nbudget = \"64 MiB\"\n";
     fs::write(&toml, paged).unwrap();
-    let (bytes, reused) = case.build(&toml, "flash", &[]);
+    let (bytes, reused) = case.build(&toml, "disk", &[]);
     assert_eq!((bytes, reused), (all, all));
     case.build(&toml, "fresh", &["--no-reuse"]);
-    assert!(case.equal("flash", "fresh"));
+    assert!(case.equal("disk", "fresh"));
 }
 
 #[test]

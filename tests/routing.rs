@@ -30,7 +30,7 @@ use moec_import::{ImportOptions, ModelSpec};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::plan::{Entry, Place};
 use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};
-use moec_measure::twin::Twin;
+use moec_measure::host_build::HostBuild;
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec_runtime::{Engine, Moment, Row, StepView};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -186,7 +186,7 @@ fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
 
 /// Results of a run: by layer what its router read, what it made of that, and which experts it chose; and the logits.
 #[derive(Default)]
-struct Seen {
+struct RunResult {
     hidden: Vec<Vec<f32>>,
     scores: Vec<Vec<f32>>,
     chosen: Vec<Vec<i32>>,
@@ -194,9 +194,15 @@ struct Seen {
 }
 
 /// The evaluator, in f32 with sums in f64.
-fn exact(module: &Module, entry: usize, routers: &[Router<'_>], source: &dyn Source, ids: &[u32]) -> Seen {
+fn exact(
+    module: &Module,
+    entry: usize,
+    routers: &[Router<'_>],
+    source: &dyn Source,
+    ids: &[u32],
+) -> RunResult {
     let graph = &module.entries[entry];
-    let mut seen = Seen::default();
+    let mut seen = RunResult::default();
     let mut values: BTreeMap<ValueId, Vec<f32>> = BTreeMap::new();
     let wanted: BTreeSet<ValueId> =
         routers.iter().flat_map(|r| [value(r.linear, 0), value(r.node, 0)]).collect();
@@ -233,9 +239,9 @@ fn words(entry: &Entry, v: ValueId, view: &StepView<'_>) -> Vec<[u8; 4]> {
 }
 
 /// The bundle on a host build, its Neural Engine emulated.
-fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) -> Seen {
-    let twin = Twin::of(bundle, &Progress::silent()).unwrap();
-    let plan = twin.plan();
+fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) -> RunResult {
+    let host_build = HostBuild::of(bundle, &Progress::silent()).unwrap();
+    let plan = host_build.plan();
     let steps = &plan.entries[entry];
     let at = |id: NodeId| steps.steps.iter().position(|s| s.node == id.0).expect("the CPU runs it");
     let last = |id: NodeId| steps.steps.iter().rposition(|s| s.node == id.0).expect("the CPU runs it");
@@ -244,7 +250,7 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
     let after: BTreeMap<usize, usize> = routers.iter().enumerate().map(|(i, r)| (last(r.id), i)).collect();
     let floats = |words: Vec<[u8; 4]>| words.into_iter().map(f32::from_le_bytes).collect::<Vec<_>>();
     let body = |engine: &mut Engine<'_>| {
-        let mut seen = Seen::default();
+        let mut seen = RunResult::default();
         let rows: Vec<Row> = ids.iter().enumerate().map(|(pos, &id)| Row { slot: 0, pos, id }).collect();
         let wanted: Vec<usize> = (0..TOKENS).collect();
         let end = steps.steps.len() - 1;
@@ -277,7 +283,7 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
         result.unwrap();
         Ok(seen)
     };
-    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
+    host_build.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
 }
 
 /// Experts that a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.
@@ -309,7 +315,7 @@ fn choice(
 }
 
 /// Result of one checkpoint.
-struct Found {
+struct CheckpointResult {
     family: String,
     /// Choices of all routers: tokens × layers with experts.
     choices: usize,
@@ -328,7 +334,7 @@ struct Found {
     tokens: Vec<(f64, bool)>,
 }
 
-impl Found {
+impl CheckpointResult {
     /// Error of all logits together, over their spread.
     fn error(&self) -> f64 {
         (self.tokens.iter().map(|t| t.0 * t.0).sum::<f64>() / self.tokens.len() as f64).sqrt()
@@ -348,7 +354,7 @@ fn spread(x: &[f32]) -> f64 {
 }
 
 /// Builds a checkpoint and runs it both ways.
-fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBuf); 2]) -> Found {
+fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBuf); 2]) -> CheckpointResult {
     let folder = tempfile::tempdir().unwrap();
     let source = another(family, seed, times, folder.path());
     let toml = SETUP.write(&source, folder.path());
@@ -408,13 +414,22 @@ fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBu
     let vocab = want.logits.len() / TOKENS;
     let all = spread(&want.logits);
     let error = |t: usize| {
-        let of = |seen: &Seen| seen.logits[t * vocab..(t + 1) * vocab].to_vec();
+        let of = |seen: &RunResult| seen.logits[t * vocab..(t + 1) * vocab].to_vec();
         let off: f64 = of(&want).iter().zip(of(&got)).map(|(a, b)| f64::from(a - b).powi(2)).sum();
         (off / vocab as f64).sqrt() / all
     };
     let tokens = (0..TOKENS).map(|t| (error(t), t >= first)).collect();
     let choices = TOKENS * routers.len();
-    Found { family: family.to_owned(), choices, flips, of_router, of_f16_router, moved, gaps, tokens }
+    CheckpointResult {
+        family: family.to_owned(),
+        choices,
+        flips,
+        of_router,
+        of_f16_router,
+        moved,
+        gaps,
+        tokens,
+    }
 }
 
 fn median(mut x: Vec<f64>) -> f64 {
@@ -423,14 +438,14 @@ fn median(mut x: Vec<f64>) -> f64 {
 }
 
 /// The table of docs/benchmarks.md.
-fn table(all: &[Found]) -> String {
+fn table(all: &[CheckpointResult]) -> String {
     let mut out = String::from(
         "| family | checkpoints | choices | elsewhere | by the router itself | a router in f16 would add | \
          median error | worst, nothing elsewhere | worst, something elsewhere |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     let names: Vec<&str> = FAMILIES.into_iter().filter(|f| all.iter().any(|x| x.family == *f)).collect();
-    let row = |name: &str, own: &[&Found]| {
-        let sum = |of: fn(&Found) -> usize| own.iter().map(|f| of(f)).sum::<usize>();
+    let row = |name: &str, own: &[&CheckpointResult]| {
+        let sum = |of: fn(&CheckpointResult) -> usize| own.iter().map(|f| of(f)).sum::<usize>();
         let worst = |flipped: bool| {
             let tokens = own.iter().flat_map(|f| &f.tokens).filter(|t| t.1 == flipped);
             tokens.map(|t| t.0).max_by(f64::total_cmp).map_or("–".to_owned(), |x| format!("{x:.1e}"))
@@ -471,7 +486,7 @@ fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
         assert!(f.error() > 0.0, "{family}: nothing was computed in f16");
         all.push(f);
     }
-    let errors: Vec<f64> = all.iter().map(Found::error).collect();
+    let errors: Vec<f64> = all.iter().map(CheckpointResult::error).collect();
     let worst = errors.iter().copied().fold(0.0, f64::max);
     let touched = all.iter().filter(|f| f.flips > 0).count();
     let gaps: Vec<f64> = all.iter().flat_map(|f| f.gaps.clone()).collect();

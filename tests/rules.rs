@@ -23,7 +23,7 @@ impl Source for Numbers {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
@@ -31,7 +31,7 @@ impl Source for Numbers {
         let places = rows.flat_map(|r| cols.clone().map(move |c| (r, c)));
         for (x, (r, c)) in out.iter_mut().zip(places) {
             let mut hasher = DefaultHasher::new();
-            (&leaf.tensor, lead, r, c).hash(&mut hasher);
+            (&leaf.tensor, matrix, r, c).hash(&mut hasher);
             *x = (hasher.finish() >> 40) as f32 / (1_u32 << 23) as f32 - 1.0;
         }
         Ok(())

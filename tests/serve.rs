@@ -39,7 +39,7 @@ fn request(server: &Server, body: &Value) -> Request {
 
 /// Answers to requests that are sent at once.
 fn together(server: &Server, bodies: &[Value]) -> Vec<Answer> {
-    let ask = |body| Answer::of(&request(server, body).ask().unwrap(), false).unwrap();
+    let ask = |body| Answer::of(&request(server, body).call().unwrap(), false).unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> = bodies.iter().map(|body| scope.spawn(move || ask(body))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -92,7 +92,7 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
 }
 
-/// A bundle's own `run` and `moec run` start themselves again for grammars: what few bytes ask for without end is refused, and what can be held
+/// A bundle's own `run` and `moec run` start themselves again for grammars: what few bytes request without end is refused, and what can be held
 /// is held.
 #[test]
 fn both_programs_hold_answers_to_schemas() {
@@ -111,7 +111,7 @@ fn both_programs_hold_answers_to_schemas() {
         let of = |schema: &Value| {
             let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
             let body = json!({"messages": [{"role": "user", "content": "a"}], "response_format": format, "max_tokens": 20});
-            post(server.address(), "/v1/chat/completions", &body).ask().unwrap()
+            post(server.address(), "/v1/chat/completions", &body).call().unwrap()
         };
         let held = of(&json!({"enum": ["ab", "cd"]}));
         assert!(held.body.contains(r#""\"ab\"""#) || held.body.contains(r#""\"cd\"""#), "{}", held.body);
@@ -127,7 +127,7 @@ fn both_programs_hold_answers_to_schemas() {
 type Kind = (&'static str, &'static str, &'static str, &'static [&'static str], bool);
 const KINDS: [Kind; 4] = [
     ("big-little", "[decode]\nbig_little = true\n", "native", &[], true),
-    ("flash", "[memory]\nbudget = \"1 GiB\"\nthreads = 1\n", "native", &[], true),
+    ("disk", "[memory]\nbudget = \"1 GiB\"\nthreads = 1\n", "native", &[], true),
     (
         "policy",
         "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n",
@@ -171,7 +171,7 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
         for (found, alone) in together(&server, &bodies).iter().zip(&alone) {
             found.leaves(alone).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
-        let figures = get(server.address(), "/metrics").ask().unwrap().body;
+        let figures = get(server.address(), "/metrics").call().unwrap().body;
         let routed = figures.lines().find_map(|l| l.strip_prefix("moec_expert_rows_total "));
         assert_eq!(routed.is_some_and(|n| n != "0"), name == "capacities", "{figures}");
         assert_eq!(figures.contains("moec_expert_rows_past_capacity_expected "), name == "capacities");
@@ -224,10 +224,10 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     at("b")
 }
 
-/// The option that leaves room for what must lie in memory and for some of the experts, where they are on flash.
+/// The option that leaves room for what must lie in memory and for some of the experts, where they are on disk.
 fn budget(bundle: &Path) -> Vec<String> {
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
-    let least = |p: &Paging| p.resident + p.process + (u64::from(p.spare) + 12) * p.frame_bytes;
+    let least = |p: &Paging| p.resident + p.process + (u64::from(p.staging) + 12) * p.frame_bytes;
     plan.paging.iter().flat_map(|p| ["--budget".to_owned(), least(p).to_string()]).collect()
 }
 
@@ -260,9 +260,9 @@ fn requests_are_logged_where_that_is_wanted() {
         let mut command = serve(&[], &bundle, options);
         let mut server = Server::start(command.stderr(fs::File::create(&path).unwrap())).unwrap();
         let body = json!({"prompt": "A trait is", "max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true});
-        let whole = request(&server, &body).ask().unwrap();
+        let whole = request(&server, &body).call().unwrap();
         assert!(whole.body.contains("data: [DONE]"), "{}", whole.body);
-        let lost = get(server.address(), "/nothing?secret").ask().unwrap();
+        let lost = get(server.address(), "/nothing?secret").call().unwrap();
         assert_eq!(lost.status, 404);
         server.signal("-TERM").unwrap();
         server.ended(Duration::from_mins(1)).unwrap();

@@ -1,4 +1,4 @@
-//! `moec simulate`: a bundle for a device with a neural processing unit, and one with experts on flash.
+//! `moec simulate`: a bundle for a device with a neural processing unit, and one with experts on disk.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -16,7 +16,7 @@ fn stdout(command: &mut Command) -> String {
 }
 
 /// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the CPU, and its experts
-/// are too small for a launch: so nothing is asked of coremltools.
+/// are too small for a launch: so coremltools is not called.
 struct Case {
     folder: tempfile::TempDir,
 }
@@ -39,12 +39,12 @@ impl Case {
         self.folder.path().join(name)
     }
 
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command
             .env("MOEC_CACHE", cache(self.folder.path()))
             .env("MOEC_THREADS", "1")
-            .arg(verb)
+            .arg(subcommand)
             .arg("--quiet");
         command
     }
@@ -145,12 +145,12 @@ fn what_cannot_be_simulated_is_said() {
 }
 
 /// A machine with invented figures, and a link that nothing of a paged plan passes.
-fn machine(flash: f64) -> String {
+fn machine(disk: f64) -> String {
     let source = "source = \"a test\"";
     format!(
         r#"name = "machine"
 description = "a test"
-family = "cpu"
+backend = "cpu"
 triple = "native"
 cpu = "native"
 
@@ -165,10 +165,10 @@ name = "dram"
 bandwidth = [{{ block_bytes = 64, gb_per_s = 20, {source} }}]
 
 [[memory]]
-name = "flash"
+name = "disk"
 bandwidth = [
   {{ block_bytes = 4096, gb_per_s = 0.1, {source} }},
-  {{ block_bytes = 262144, gb_per_s = {flash}, {source} }},
+  {{ block_bytes = 262144, gb_per_s = {disk}, {source} }},
 ]
 
 [[link]]
@@ -181,14 +181,18 @@ gb_per_s = 20
 }
 
 #[test]
-fn experts_on_flash_are_simulated_by_the_runtime() {
+fn experts_on_disk_are_simulated_by_the_runtime() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let setup = Setup { format: "bf16", chunk: 32, batch: &[1], context: 256 };
     let toml = setup.write(&ferris(), folder.path());
-    let run = |verb: &str| {
+    let run = |subcommand: &str| {
         let mut command = moec();
-        command.env("MOEC_CACHE", cache(folder.path())).env("MOEC_THREADS", "2").arg(verb).arg("--quiet");
+        command
+            .env("MOEC_CACHE", cache(folder.path()))
+            .env("MOEC_THREADS", "2")
+            .arg(subcommand)
+            .arg("--quiet");
         command
     };
     let args = ["--text", &calibration(), "--tokens", "1024", "--window", "128"];
@@ -202,8 +206,8 @@ fn experts_on_flash_are_simulated_by_the_runtime() {
     };
     build("small", "25 MiB");
     build("large", "1 GiB");
-    for (name, flash) in [("slow.toml", 0.5), ("fast.toml", 5.0)] {
-        fs::write(path(name), machine(flash)).unwrap();
+    for (name, disk) in [("slow.toml", 0.5), ("fast.toml", 5.0)] {
+        fs::write(path(name), machine(disk)).unwrap();
     }
     let simulate = |bundle: &str, device: &str, more: &[&str]| {
         let mut command = run("simulate");
@@ -233,7 +237,7 @@ fn experts_on_flash_are_simulated_by_the_runtime() {
     };
     let (slow, fast, large) =
         (json("small", "slow.toml"), json("small", "fast.toml"), json("large", "slow.toml"));
-    assert_eq!(names(&slow), ["cores", "dram → cores", "flash → cores"]);
+    assert_eq!(names(&slow), ["cores", "dram → cores", "disk → cores"]);
     let trace: Value = serde_json::from_str(&fs::read_to_string(path("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let reads: Vec<(f64, f64)> = events
@@ -304,17 +308,17 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     // All is in memory: nothing is read. A batch activates more.
     let one = json(&[]);
     let four = json(&["--batch", "4"]);
-    assert_eq!((number(&one, "flash_bytes"), neurons(&one, "read")), (0.0, 0), "{one}");
+    assert_eq!((number(&one, "disk_bytes"), neurons(&one, "read")), (0.0, 0), "{one}");
     assert!(neurons(&four, "active") > neurons(&one, "active"), "{one} {four}");
     assert!(neurons(&one, "hot") <= neurons(&one, "active") && neurons(&one, "active") > 0);
 
     // Experts are 24 of 96 neurons in 4 layers. With room for a part of them some are read, and that takes time.
     let tight = json(&["--memory", "1 MiB", "--timeline", "t.json"]);
-    let bytes = number(&tight, "flash_bytes");
+    let bytes = number(&tight, "disk_bytes");
     assert!(bytes > 0.0 && number(&tight, "held") < 0.5, "{tight}");
-    assert!((number(&tight, "flash_bytes_per_token") * number(&tight, "decode") / bytes - 1.0).abs() < 1e-9);
+    assert!((number(&tight, "disk_bytes_per_token") * number(&tight, "decode") / bytes - 1.0).abs() < 1e-9);
     assert!(number(&tight, "tokens_per_s") < number(&one, "tokens_per_s"), "{one} {tight}");
-    assert!(number(&json(&["--memory", "512 KiB"]), "flash_bytes") > bytes);
+    assert!(number(&json(&["--memory", "512 KiB"]), "disk_bytes") > bytes);
 
     let trace: Value =
         serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
@@ -327,18 +331,18 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     assert_eq!(
         rows,
         [
-            "npu", "big 1", "middle 1", "middle 2", "middle 3", "middle 4", "middle 5", "flash", "little 1",
+            "npu", "big 1", "middle 1", "middle 2", "middle 3", "middle 4", "middle 5", "disk", "little 1",
             "little 2"
         ]
     );
-    let flash = |e: &&Value| e["tid"] == 8 && e["ph"] == "X";
+    let disk = |e: &&Value| e["tid"] == 8 && e["ph"] == "X";
     assert!(
-        events.iter().filter(flash).count() > 0 && events.iter().filter(flash).all(|e| e["name"] == "read")
+        events.iter().filter(disk).count() > 0 && events.iter().filter(disk).all(|e| e["name"] == "read")
     );
 
     // What was decided is told, for batches of one to four sequences.
-    let told = stdout(moec().arg("explain").arg(&bundle));
-    assert!((1..=4).all(|n| told.contains(&format!("hot neurons of batches of {n}"))), "{told}");
+    let explained = stdout(moec().arg("explain").arg(&bundle));
+    assert!((1..=4).all(|n| explained.contains(&format!("hot neurons of batches of {n}"))), "{explained}");
     let (code, said) = fails(&mut simulate(&["--batch", "5"]));
     assert!(code == 2 && said.contains("nothing of hot neurons for 5 sequences"), "{said}");
     let (code, said) = fails(&mut simulate(&["--prompt", "64"]));
@@ -347,5 +351,5 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     assert!(code == 2 && said.contains("a size has a unit"), "{said}");
     let text = stdout(&mut simulate(&["--memory", "1 MiB"]));
     assert!(text.starts_with("snapdragon-8-gen-3: 16 tokens of each of 1 sequences"), "{text}");
-    assert!(text.contains("tokens per second") && text.contains("flash per token"), "{text}");
+    assert!(text.contains("tokens per second") && text.contains("disk per token"), "{text}");
 }

@@ -3,7 +3,7 @@
 
 use crate::support;
 
-use moec_device::{BUILT_IN, Device, PROCESSORS};
+use moec_device::{BUILT_IN, CPU_BACKEND, Device};
 use object::{Architecture, BinaryFormat, Object as _, ObjectSymbol as _};
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn build(family: &str, target: &str, folder: &Path, more: &[&str]) -> (PathBuf, 
 fn every_target_compiles_families_here() {
     for (t, (target, _)) in BUILT_IN.iter().enumerate() {
         let device = Device::find(target).unwrap();
-        if device.is_native() || device.units.iter().any(|u| device.family_of(u) != PROCESSORS) {
+        if device.is_native() || device.units.iter().any(|u| device.backend_of(u) != CPU_BACKEND) {
             continue;
         }
         let architecture = match device.triple.split('-').next().unwrap() {
@@ -84,7 +84,7 @@ fn impossible(folder: &Path) -> PathBuf {
 fn gpu_experts_require_a_gpu_with_known_costs() {
     let folder = tempfile::tempdir().unwrap();
     let toml = SETUP.write(&folder.path().join("no-checkpoint"), folder.path());
-    let text = fs::read_to_string(support::root().join("targets/cuda/beside.toml")).unwrap();
+    let text = fs::read_to_string(support::root().join("targets/cuda/cuda.toml")).unwrap();
     let (before, rest) = text.split_once("matmul = [").unwrap();
     let device = folder.path().join("silent.toml");
     fs::write(&device, format!("{before}{}", rest.split_once("]\n").unwrap().1)).unwrap();
@@ -116,7 +116,7 @@ fn both(bundle: &Path) -> [Command; 2] {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn a_processor_without_the_features_is_refused_by_their_names() {
+fn a_cpu_without_the_features_is_refused_by_their_names() {
     let folder = tempfile::tempdir().unwrap();
     let device = impossible(folder.path());
     for target in ["sapphire-rapids", device.to_str().unwrap()] {

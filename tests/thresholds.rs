@@ -31,9 +31,9 @@ impl Case {
         case
     }
 
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", cache(self.folder.path())).arg(verb);
+        command.env("MOEC_CACHE", cache(self.folder.path())).arg(subcommand);
         command
     }
 
@@ -58,8 +58,8 @@ impl Case {
         command
     }
 
-    fn json(&self, verb: &str, name: &str, more: &[&str]) -> Value {
-        let mut command = self.moec(verb);
+    fn json(&self, subcommand: &str, name: &str, more: &[&str]) -> Value {
+        let mut command = self.moec(subcommand);
         command.arg(self.path(name)).args(more).arg("--json");
         serde_json::from_slice(&ok(&mut command).stdout).unwrap()
     }
@@ -71,8 +71,8 @@ impl Case {
         self.json("eval", name, &["--text", &text, "--windows", &windows.to_string(), "--against", &against])
     }
 
-    fn shown(&self, verb: &str, name: &str) -> String {
-        String::from_utf8(ok(self.moec(verb).arg(self.path(name))).stdout).unwrap()
+    fn shown(&self, subcommand: &str, name: &str) -> String {
+        String::from_utf8(ok(self.moec(subcommand).arg(self.path(name))).stdout).unwrap()
     }
 }
 
@@ -103,8 +103,8 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     {
         assert_eq!(plan(name).contains("neuron_up"), neurons, "{name}");
         assert_eq!(plan(name).contains("_cats_at"), name != "exact.moec", "{name}");
-        // No sketch bounds what low gates activate.
-        assert!(!plan(name).contains("sketched"), "{name}");
+        // No gate bound bounds what low gates activate.
+        assert!(!plan(name).contains("bounded"), "{name}");
         ok(case.moec("verify").arg(case.path(name)).arg("--quiet"));
     }
 
@@ -160,7 +160,7 @@ fn a_limit_is_kept_by_the_largest_share() {
         &ok(case.moec("run").arg(case.path("auto.moec")).args(["info", "--json"])).stdout,
     )
     .unwrap();
-    assert!((number(&info["model"]["silenced_percent"]) - 100.0 * share).abs() < 0.1, "{info}");
+    assert!((number(&info["model"]["thresholded_percent"]) - 100.0 * share).abs() < 0.1, "{info}");
 
     let gates = &case.json("inspect", "t.trace", &[])["gates"];
     assert_eq!(gates.as_array().unwrap().len(), 4, "one row for each layer: {gates}");

@@ -53,10 +53,10 @@ impl Case {
         self.0.path().join(name)
     }
 
-    /// `moec VERB BUNDLE …`
-    fn moec(&self, verb: &str, more: &[&str]) -> Command {
+    /// `moec SUBCOMMAND BUNDLE …`
+    fn moec(&self, subcommand: &str, more: &[&str]) -> Command {
         let mut command = moec();
-        command.current_dir(self.0.path()).args([verb, "b"]).args(more);
+        command.current_dir(self.0.path()).args([subcommand, "b"]).args(more);
         command
     }
 
@@ -112,11 +112,15 @@ fn the_manifests_own_hash_is_said_everywhere() {
         ("verify", &["--json"]),
         ("verify", &["--static", "--json"]),
     ];
-    for (verb, more) in as_json {
-        assert_eq!(json(&mut case.moec(verb, more))["manifest_sha256"], *right, "{verb} {more:?}");
+    for (subcommand, more) in as_json {
+        assert_eq!(
+            json(&mut case.moec(subcommand, more))["manifest_sha256"],
+            *right,
+            "{subcommand} {more:?}"
+        );
         let more: Vec<&str> = more.iter().copied().filter(|a| *a != "--json").collect();
-        let said = text(&mut case.moec(verb, &more));
-        assert!(said.contains(&format!("SHA-256 {right}")), "{verb} {more:?}: {said}");
+        let said = text(&mut case.moec(subcommand, &more));
+        assert!(said.contains(&format!("SHA-256 {right}")), "{subcommand} {more:?}: {said}");
     }
     let again =
         text(moec().arg("build").arg(case.at("model.toml")).args(["--no-run", "-o"]).arg(case.at("b")));
@@ -272,7 +276,7 @@ fn the_minisign_tool_agrees() {
     ok(&mut case.moec("verify", &["--static", "--key", "theirs.pub"]));
 }
 
-/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless it is asked to.
+/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless that is requested.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn static_verification_executes_nothing() {

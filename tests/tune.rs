@@ -1,4 +1,4 @@
-//! Schedules by the clock and by the cost model, and what `moec explain` says of them.
+//! Auto-tuned schedules and those of the cost model, and what `moec explain` says of them.
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,

@@ -140,9 +140,9 @@ fn what_is_no_file_is_refused_in_a_bundle_and_as_a_text() {
     let case = Case::new();
     ok(&mut case.build());
     let generate = ["run", "generate", "--ids", "1,2", "-n", "1"];
-    let verbs = || ["verify", "explain", "inspect"].map(|verb| case.on_bundle(&[verb]));
+    let subcommands = || ["verify", "explain", "inspect"].map(|subcommand| case.on_bundle(&[subcommand]));
     refused(&case, "out.moec/manifest.json", &|| {
-        verbs().into_iter().chain([case.on_bundle(&generate)]).collect()
+        subcommands().into_iter().chain([case.on_bundle(&generate)]).collect()
     });
     for file in ["plan.bin", "artifacts/kernels.o", "artifacts/graph.moe", "weights/dense.bin"] {
         refused(&case, &format!("out.moec/{file}"), &|| vec![case.on_bundle(&generate)]);
@@ -370,7 +370,7 @@ fn a_weight_file_that_is_cut_under_a_running_program_is_named() {
     let case = Case::new();
     ok(&mut case.build());
     for check in [false, true] {
-        let mut run = case.on_bundle(&["run", "bench", "--weights", "mapped", "--stdin"]);
+        let mut run = case.on_bundle(&["run", "bench", "--weights", "mmap", "--stdin"]);
         if check {
             run.arg("--check");
         }

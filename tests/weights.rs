@@ -39,7 +39,7 @@ fn json(command: &mut Command) -> Value {
     serde_json::from_slice(&ok(command).stdout).expect("one JSON object")
 }
 
-const OWN: [&str; 2] = ["--weights", "own"];
+const OWN: [&str; 2] = ["--weights", "ram"];
 
 #[test]
 fn tokens_and_logits_are_the_same() {
@@ -47,7 +47,7 @@ fn tokens_and_logits_are_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let bundle = build(&source, folder.path(), "");
         let ids = list(&(0..45).map(|i| i * 7 % 200).collect::<Vec<u32>>());
-        let both = ["own", "mapped"].map(|weights| {
+        let both = ["ram", "mmap"].map(|weights| {
             let out = folder.path().join(weights);
             let logits = ["logits", "--weights", weights, "--ids", &ids, "--out"];
             ok(run(&bundle, &logits).arg(&out));
@@ -130,17 +130,17 @@ fn a_run_says_where_its_weights_lie() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("olmoe"), folder.path(), "");
     let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1"];
-    for weights in ["own", "mapped"] {
+    for weights in ["ram", "mmap"] {
         let said = json(run(&bundle, &bench).args(["--json", "--weights", weights]));
         let held = &said["weights"];
-        let own = weights == "own";
-        assert!(held["own"] == own && held["shared"] != own && held["why"] == "as asked", "{held}");
+        let own = weights == "ram";
+        assert!(held["own"] == own && held["shared"] != own && held["why"] == "as requested", "{held}");
         assert_eq!(held["bytes"].as_u64() > Some(0), own, "{held}");
         assert_eq!((held["reader"].is_string(), held["load_seconds"].is_f64()), (own, own), "{held}");
         assert_eq!(held["huge_page_bytes"].is_u64(), own && cfg!(target_os = "linux"), "{held}");
         assert!(said["first_token_seconds"].as_f64() > Some(0.0), "{said}");
         let text = String::from_utf8(ok(run(&bundle, &bench).args(["--weights", weights])).stdout).unwrap();
-        assert!(text.contains(if own { " of its own" } else { "mapped (as asked)" }), "{text}");
+        assert!(text.contains(if own { " of its own" } else { "mapped (as requested)" }), "{text}");
     }
     let said = json(&mut run(&bundle, &["info", "--json"]));
     let held = &said["weights"];
@@ -157,7 +157,7 @@ fn a_budget_keeps_its_way() {
     let bundle = build(&checkpoint("olmoe"), folder.path(), "[memory]\nbudget = \"1 GiB\"\n");
     let generate = ["generate", "--ids", "1,2,3", "-n", "4"];
     let (code, said) = fails(run(&bundle, &generate).args(OWN));
-    assert!(code == 2 && said.contains("leaves experts on flash") && said.contains("--no-budget"), "{said}");
+    assert!(code == 2 && said.contains("leaves experts on disk") && said.contains("--no-budget"), "{said}");
     let all = ok(run(&bundle, &generate).args(OWN).arg("--no-budget")).stdout;
     assert_eq!(all, ok(&mut run(&bundle, &generate)).stdout);
     let info = json(&mut run(&bundle, &["info", "--json"]));

@@ -76,7 +76,7 @@ fn rings_compute_what_caches_compute() {
 }
 
 #[test]
-fn saved_prompts_and_guesses_go_back_in_a_ring_or_begin_again() {
+fn saved_prompts_and_draft_tokens_go_back_in_a_ring_or_begin_again() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(folder.path(), 32, "bf16");
     let ids = prompt(300);

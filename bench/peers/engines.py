@@ -46,7 +46,7 @@ class Peer:
     cmake: str = ""
     """Compiled here, with these options."""
     missing: dict = field(default_factory=dict)
-    """Files that its source package forgot and its build asks for."""
+    """Files that its source package forgot and its build requires."""
     lacks: tuple = ()
     """What must not appear among the features that it says it was compiled for."""
     environment: dict = field(default_factory=dict)

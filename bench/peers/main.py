@@ -62,7 +62,7 @@ def arguments():
     return args
 
 
-WEIGHTS = {"moec": "own", "moec-mapped": "mapped"}
+WEIGHTS = {"moec": "ram", "moec-mapped": "mmap"}
 """`--weights` of a row."""
 FIRST = ",".join(str(i) for i in range(1, 9))
 """Prompt before a first token."""
@@ -70,7 +70,7 @@ FIRSTS = 2
 """How often each is measured."""
 LAYER_GB, ENDS_GB = 0.85, 0.41
 """Of OLMoE in bf16: a layer; embeddings and head."""
-WARM = {"moec-default": [], "moec-mmap": ["--weights", "mapped"]}
+WARM = {"moec-default": [], "moec-mmap": ["--weights", "mmap"]}
 """Options of moec's rows of warm starts."""
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -78,7 +78,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 class Moec(Process):
     """`run bench --stdin` of a bundle, in moec's own process."""
 
-    def __init__(self, bench, bundle, weights="own"):
+    def __init__(self, bench, bundle, weights="ram"):
         words = [bench.args.moec, "run", bundle, "bench", "--stdin", "--threads", bench.args.threads, "--weights", weights]
         super().__init__(words, bench.cache / "log" / f"moec-{bundle.stem}-{weights}.log")
 
@@ -147,7 +147,7 @@ class Bench:
         return [p for p in names if p in self.args.peers and fmt in PEERS[p].formats]
 
     def attempt(self, peer, fmt, what, work, model=None):
-        """Runs what a peer is asked for; a failure is noted, never fatal. One that stands since before is not told again."""
+        """Runs what a peer has to measure; a failure is noted, never fatal. One that stands since before is not reported again."""
         try:
             return work()
         except (Failed, subprocess.SubprocessError, OSError) as e:
@@ -174,7 +174,7 @@ class Bench:
         bundle = self.models.bundle(folder, fmt, args.context, target)
         tasks = [(prompt, 1) for prompt in args.prompt] + [(64, 4)]
         found, first = {(name, *task): [] for name in WEIGHTS for task in tasks}, len(self.reports)
-        with Moec(self, bundle, "own") as own, Moec(self, bundle, "mapped") as mapped:
+        with Moec(self, bundle, "ram") as own, Moec(self, bundle, "mmap") as mapped:
             both = dict(zip(WEIGHTS, (own, mapped)))
             for moec in both.values():
                 moec.time(args.prompt[0], 2)

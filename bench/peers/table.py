@@ -3,7 +3,7 @@
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
 WARM = "<!-- warm-starts -->", "<!-- /warm-starts -->"
 FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
-OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mapped`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
+OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mmap`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
     "llama.cpp's prefill in bf16, 8 and 4 bits, and 1.16, 1.14 and 1.05 times its decode",

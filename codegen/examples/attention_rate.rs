@@ -8,7 +8,7 @@
 
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::Attention;
-use moec_codegen::{Compute, KernelSpec, Machine, compile, key_order, value_order};
+use moec_codegen::{ComputeType, KernelSpec, Machine, compile, key_order, value_order};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::Grid;
 use moec_ir::state::CacheHead;
@@ -68,7 +68,7 @@ fn ints(values: impl Iterator<Item = usize>) -> Vec<Line> {
 struct Probe {
     name: &'static str,
     cache: Format,
-    compute: Compute,
+    compute: ComputeType,
     rows: usize,
     context: usize,
     /// Heads of keys and values.
@@ -78,7 +78,7 @@ struct Probe {
 fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let isa = machine.isa();
     let &Probe { name, cache, compute, rows: n, context: ctx, kv_heads } = probe;
-    if compute == Compute::Bf16 && !isa.bf16 {
+    if compute == ComputeType::Bf16 && !isa.bf16 {
         return Ok(());
     }
     let (rows, splits) = if n == 1 { (1, 4) } else { (96, 1) };
@@ -143,11 +143,11 @@ fn main() -> Outcome {
     });
     println!("reading memory: {:.1} GB/s", 256.0 * f64::from(1 << 20) / seconds / 1e9);
     let arithmetics = [
-        (Format::Bf16, Compute::Bf16),
-        (Format::Bf16, Compute::F32),
-        (Format::Q8, Compute::Bf16),
-        (Format::Q8, Compute::F32),
-        (Format::F32, Compute::F32),
+        (Format::Bf16, ComputeType::Bf16),
+        (Format::Bf16, ComputeType::F32),
+        (Format::Q8, ComputeType::Bf16),
+        (Format::Q8, ComputeType::F32),
+        (Format::F32, ComputeType::F32),
     ];
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());

@@ -8,7 +8,9 @@
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::packed_bytes;
 use moec_codegen::spec::Linear;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, apart, compile, packed_words};
+use moec_codegen::{
+    ByteDot, ComputeType, KernelSpec, Machine, Schedule, compile, packed_words, pad_row_stride,
+};
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 use std::time::Instant;
@@ -52,11 +54,11 @@ impl Layer {
     fn new(
         machine: &Machine,
         format: Format,
-        compute: Compute,
+        compute: ComputeType,
         [rows, k, n]: [usize; 3],
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let isa = machine.isa();
-        let x_ld = apart(packed_words(k, compute));
+        let x_ld = pad_row_stride(packed_words(k, compute));
         let (groups, bias, residual_ld, glu, schedule) = (1, false, None, None, Schedule::default());
         let spec = KernelSpec::Linear(Linear {
             k,
@@ -106,12 +108,12 @@ fn main() -> Outcome {
         println!("{} {isa:?}", machine.cpu);
         println!("| | | milliseconds | | ratio |\n|---|---|---|---|---|");
         for (name, rows, k, n) in SHAPES {
-            for compute in [Compute::I8, Compute::Bf16, Compute::F32] {
+            for compute in [ComputeType::I8, ComputeType::Bf16, ComputeType::F32] {
                 let able = match compute {
-                    Compute::I8 => isa.bytes != ByteDot::None,
+                    ComputeType::I8 => isa.bytes != ByteDot::None,
                     // Few rows are not rounded to it.
-                    Compute::Bf16 => isa.bf16 && rows > 1,
-                    Compute::F32 => true,
+                    ComputeType::Bf16 => isa.bf16 && rows > 1,
+                    ComputeType::F32 => true,
                 };
                 for pair in PAIRS.into_iter().filter(|_| able) {
                     let layer = |format| Layer::new(&machine, format, compute, [rows, k, n]);

@@ -8,7 +8,8 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::pack::packed_bytes;
 use moec_codegen::spec::{DeltaRule, ExpertGateUp, Linear};
 use moec_codegen::{
-    ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, compile, packed_words,
+    ByteDot, ComputeType, KernelSpec, Machine, RowFormat, Schedule, WeightOrder, compile, packed_words,
+    pad_row_stride,
 };
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout};
@@ -87,8 +88,15 @@ fn words(format: Format, [rows, cols]: [usize; 2], nr: usize) -> Vec<u32> {
     all
 }
 
-fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, compute: Compute) -> Probe {
-    let (glu, x_ld) = (None, apart(packed_words(k, compute)));
+fn linear(
+    name: &'static str,
+    n: usize,
+    k: usize,
+    cols: usize,
+    format: Format,
+    compute: ComputeType,
+) -> Probe {
+    let (glu, x_ld) = (None, pad_row_stride(packed_words(k, compute)));
     Probe {
         name,
         spec: Linear {
@@ -116,7 +124,7 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
     }
 }
 
-fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, compute: Compute) -> Probe {
+fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, compute: ComputeType) -> Probe {
     let (hidden, inter) = (2048, 1024);
     let tokens = tokens * experts;
     let layout = DispatchLayout { rows: tokens, k: 1, experts };
@@ -130,7 +138,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
         // Rows of a token are anywhere.
         table[layout.token() + t] = (t * 7 % tokens) as i32;
     }
-    let x_ld = apart(packed_words(hidden, compute));
+    let x_ld = pad_row_stride(packed_words(hidden, compute));
     Probe {
         name,
         spec: ExpertGateUp {
@@ -142,7 +150,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
             x_ld,
             glu: Glu::Gated(Activation::Silu),
             bias: false,
-            out: RowForm::f32(inter),
+            out: RowFormat::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         }
@@ -198,12 +206,12 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
         Grid::Experts { tiles, .. } => active * tiles as usize,
     };
     let (start, end) = (Barrier::new(threads), Barrier::new(threads));
-    let share = |lane: usize| -> f64 {
+    let share = |thread: usize| -> f64 {
         let args: Vec<*mut u8> = args.iter().map(|&a| std::ptr::with_exposed_provenance_mut(a)).collect();
         let mut scratch = vec![Line::new([0; 16]); probe.spec.scratch_bytes(&isa).div_ceil(64)];
         fastest(|| {
             start.wait();
-            let (first, last) = (items * lane / threads, items * (lane + 1) / threads);
+            let (first, last) = (items * thread / threads, items * (thread + 1) / threads);
             // SAFETY: the operands have the extents that the kernel documents; items are this thread's own.
             unsafe {
                 kernel(args.as_ptr(), probe.n as i64, first as i64, last as i64, scratch.as_mut_ptr().cast());
@@ -212,8 +220,8 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
         })
     };
     let seconds = std::thread::scope(|scope| {
-        for lane in 1..threads {
-            scope.spawn(move || share(lane));
+        for thread in 1..threads {
+            scope.spawn(move || share(thread));
         }
         share(0)
     });
@@ -326,7 +334,7 @@ fn main() -> Outcome {
         std::hint::black_box(memory.iter().copied().fold(0, u64::wrapping_add));
     });
     println!("{:34} {:9} {:15.1} GB/s", "reading memory", "", 256.0 * (1 << 20) as f64 / seconds / 1e9);
-    use Compute::{Bf16 as Pairs, F32, I8};
+    use ComputeType::{Bf16 as Pairs, F32, I8};
     use Format::{Bf16, F16, Q4, Q4o, Q8};
     let probes = [
         linear("linear bf16, 1 row, from memory", 1, 2048, 262_144, Bf16, F32),

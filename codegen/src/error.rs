@@ -3,7 +3,7 @@
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This build of LLVM, or this host, cannot serve the machine asked for.
+    /// This build of LLVM, or this host, cannot serve the machine requested.
     #[error("target limit: {what}\nhint: {hint}")]
     Target {
         /// Feature that the target lacks.

@@ -47,7 +47,7 @@ impl Loaded {
     pub fn new(object: &[u8]) -> Result<Self> {
         Target::initialize_native(&InitializationConfig::default()).map_err(Error::Load)?;
         let mut jit = ptr::null_mut();
-        // SAFETY: a null builder asks for the host's defaults; `jit` receives the instance.
+        // SAFETY: a null builder requests the host's defaults; `jit` receives the instance.
         check(unsafe { LLVMOrcCreateLLJIT(&raw mut jit, ptr::null_mut()) })?;
         let loaded = Self { jit };
         loaded.define_memory_functions()?;

@@ -1,6 +1,6 @@
 //! Code generation: LLVM kernels, packed weights, the Rust source of `run`.
 //!
-//! * [`spec`]: the kernels that can be asked for; [`compile`] writes them to one ELF object.
+//! * [`spec`]: the kernels that can be requested; [`compile`] writes them to one ELF object.
 //! * [`schedule`]: how matrix kernels cut their work.
 //! * [`machine`]: what they are compiled for.
 //! * [`pack`]: weights in the order that kernels read.
@@ -23,19 +23,19 @@ mod version;
 
 mod dsl;
 mod emit;
+pub mod gpu;
 mod kernels;
-pub mod simt;
 
 pub use emit::{Objects, assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{BLOCK as CACHE_BLOCK, key_order, value_order};
-pub use kernels::neuron::{neurons_meet, neurons_sketched};
+pub use kernels::neuron::{has_gate_bounds, neurons_multiply};
 pub use kernels::recurrence::delta_order;
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};
 pub use spec::{
-    Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, WeightOrder, apart, awake_words,
-    packed_words,
+    ComputeType, KernelSpec, MapOp, NormKind, Rotation, RowFormat, RowNorm, WeightOrder, active_list_words,
+    packed_words, pad_row_stride,
 };
 pub use table::table;
 pub use version::llvm_version;

@@ -101,7 +101,7 @@ pub enum ByteDot {
 impl Isa {
     /// Whether it is that of a thread of a GPU.
     pub fn is_thread(&self) -> bool {
-        *self == Self::THREAD
+        *self == Self::GPU
     }
 
     /// Whether there are products of two rows and two columns of bf16 (`bfmmla`, with every `bfdot` of NEON).
@@ -116,7 +116,7 @@ impl Isa {
     const NEON: Self =
         Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
     /// A thread of a GPU.
-    pub const THREAD: Self =
+    pub const GPU: Self =
         Self { lanes: 1, nr: 1, mr: 8, bf16: true, bytes: ByteDot::Sdot, tiles: false, permutes: false };
     const SSE2: Self =
         Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };

@@ -127,7 +127,7 @@ mod tests {
     const PLAN: &str = r#"plan 1 {scratch_bytes = 0}
 model "test" {vocab = 10, hidden = 8, layers = 1, max_context = 16, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "native" {triple = "x86_64-unknown-linux-gnu", cpu = "znver4", features = []}
-unit 0 "a\n`unit`" {family = "cpu", memory = 0}
+unit 0 "a\n`unit`" {backend = "cpu", memory = 0}
 kernel 0 "linear_8" {results = [0]}
 kernel 1 "norm" {results = [0]}
 entry prefill[4] {out_rows = 2, logits = 0} {

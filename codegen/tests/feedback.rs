@@ -174,15 +174,15 @@ fn sweeps_lower_the_error_of_every_row() {
 /// A row's bytes depend neither on the rows that are rounded at the same time nor on its place.
 #[test]
 fn rows_are_rounded_each_by_itself() {
-    let (lead, rows, cols) = (2, 37, 72);
+    let (matrices, rows, cols) = (2, 37, 72);
     let mut random = Random(7);
     let feedback = feedback(&moments(cols, &mut random), cols, GROUP * 2);
-    let all = random.numbers(lead * rows * cols);
+    let all = random.numbers(matrices * rows * cols);
     let alone: Vec<Group> = all.chunks(cols).flat_map(|row| feedback.round(row)).collect();
     assert_eq!(feedback.round(&all), alone);
     for layout in [Layout::Rows, Layout::Panels { nr: 16 }, Layout::GluPanels { nr: 4 }] {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows - 1 } else { rows };
-        let g = Geometry { layout, format: Format::Q4, lead, rows, cols };
+        let g = Geometry { layout, format: Format::Q4, matrices, rows, cols };
         let read = |l: usize, r: Range<usize>, out: &mut [f32]| {
             out.copy_from_slice(&all[(l * rows + r.start) * cols..][..out.len()]);
             Ok::<(), io::Error>(())
@@ -190,7 +190,7 @@ fn rows_are_rounded_each_by_itself() {
         let mut packed = Vec::new();
         let weighting = |_: usize| Weighting { feedback: Some(&feedback), ..Weighting::default() };
         pack(&g, &weighting, read, &mut packed).unwrap();
-        for l in 0..lead {
+        for l in 0..matrices {
             let mut out = vec![0.0; rows * cols];
             unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();
             let own = &all[l * rows * cols..][..rows * cols];
@@ -223,7 +223,7 @@ fn blocks_are_packed_each_by_itself() {
     }))
     .unwrap();
     let all = random.numbers(rows * cols);
-    let g = Geometry { layout: Layout::Panels { nr: 16 }, format: Format::Q4, lead: 1, rows, cols };
+    let g = Geometry { layout: Layout::Panels { nr: 16 }, format: Format::Q4, matrices: 1, rows, cols };
     let weighting = Weighting { feedback: Some(&wide), ..Weighting::default() };
     let read = |_: usize, r: Range<usize>, out: &mut [f32]| {
         out.copy_from_slice(&all[r.start * cols..][..out.len()]);

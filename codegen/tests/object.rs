@@ -11,8 +11,8 @@ use moec_codegen::spec::{
 };
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowForm, RowNorm,
-    Schedule, WeightOrder, assembly, compile, packed_words,
+    ByteDot, ComputeType, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowFormat,
+    RowNorm, Schedule, WeightOrder, assembly, compile, packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -25,17 +25,17 @@ use object::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
-fn norm_to(outs: Vec<RowForm>) -> KernelSpec {
+fn norm_to(outs: Vec<RowFormat>) -> KernelSpec {
     let kind = NormKind::Rms;
     KernelSpec::Norm(Norm { kind, width: 24, groups: 1, x_ld: 24, outs, eps: 1e-6, weight: true })
 }
 
 fn norm() -> KernelSpec {
-    norm_to(vec![RowForm::f32(24)])
+    norm_to(vec![RowFormat::f32(24)])
 }
 
 fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
-    let compute = Compute::F32;
+    let compute = ComputeType::F32;
     KernelSpec::Linear(Linear {
         k,
         n,
@@ -55,12 +55,12 @@ fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
 fn small_products() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for (format, compute) in [
-        (Format::Bf16, Compute::Bf16),
-        (Format::Q8, Compute::Bf16),
-        (Format::Q4, Compute::Bf16),
-        (Format::Q8, Compute::I8),
-        (Format::Q4, Compute::I8),
-        (Format::Q4o, Compute::I8),
+        (Format::Bf16, ComputeType::Bf16),
+        (Format::Q8, ComputeType::Bf16),
+        (Format::Q4, ComputeType::Bf16),
+        (Format::Q8, ComputeType::I8),
+        (Format::Q4, ComputeType::I8),
+        (Format::Q4o, ComputeType::I8),
     ] {
         let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
         let (hidden, inter, bias, glu) = (40, 16, false, Glu::Gated(Activation::Silu));
@@ -89,7 +89,7 @@ fn small_products() -> Vec<KernelSpec> {
                 x_ld,
                 glu,
                 bias,
-                out: RowForm::f32(inter),
+                out: RowFormat::f32(inter),
                 order: WeightOrder::Panels,
                 schedule: Schedule::default(),
             }),
@@ -108,21 +108,21 @@ fn small_products() -> Vec<KernelSpec> {
     }
     let quantise =
         |to| KernelSpec::Quantise(Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, out_ld: 40, to });
-    all.extend([Compute::Bf16, Compute::I8].map(quantise));
+    all.extend([ComputeType::Bf16, ComputeType::I8].map(quantise));
     all
 }
 
-/// Whether a machine multiplies in the form that a kernel wants.
+/// Whether a machine multiplies in the compute type of a kernel.
 fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
     let isa = machine.isa();
-    let able = |compute: &Compute| match compute {
-        Compute::F32 => true,
-        Compute::Bf16 => isa.bf16,
-        Compute::I8 => isa.bytes != ByteDot::None,
+    let able = |compute: &ComputeType| match compute {
+        ComputeType::F32 => true,
+        ComputeType::Bf16 => isa.bf16,
+        ComputeType::I8 => isa.bytes != ByteDot::None,
     };
     match spec {
-        KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| able(&out.form)),
-        KernelSpec::ExpertGateUp(ExpertGateUp { compute, out, .. }) => able(compute) && able(&out.form),
+        KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| able(&out.compute)),
+        KernelSpec::ExpertGateUp(ExpertGateUp { compute, out, .. }) => able(compute) && able(&out.compute),
         KernelSpec::Linear(Linear { compute, .. })
         | KernelSpec::ExpertDown(ExpertDown { compute, .. })
         | KernelSpec::Quantise(Quantise { to: compute, .. }) => able(compute),
@@ -162,14 +162,14 @@ fn attention() -> AttentionDesc {
 fn specs() -> Vec<KernelSpec> {
     let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
     let silu = Glu::Gated(Activation::Silu);
-    let (hidden, inter, format, compute) = (24, 16, Format::Bf16, Compute::F32);
+    let (hidden, inter, format, compute) = (24, 16, Format::Bf16, ComputeType::F32);
     let map = |op| KernelSpec::Map(Map { op, cols: 24, a_ld: 24, out_ld: 24 });
     let route = |desc| KernelSpec::Router(Router { desc, logits_ld: 16 });
     let arithmetic = |desc, cache, compute, rows, splits| {
         let out_ld = if splits > 1 { 4 * splits * 18 } else { 64 };
         KernelSpec::Attention(Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld })
     };
-    let attend = |desc| arithmetic(desc, Format::Bf16, Compute::F32, 4, 1);
+    let attend = |desc| arithmetic(desc, Format::Bf16, ComputeType::F32, 4, 1);
     let heads_norm = |width, weight| Some(RowNorm { width, eps: 1e-6, weight });
     let rotation = |style, offset, rotary| Rotation { rotary, offset, style, angles_ld: 24 };
     let writes = |cache, values, norm, rotation, each| {
@@ -192,7 +192,7 @@ fn specs() -> Vec<KernelSpec> {
         KernelSpec::Rope(Rope { heads: 2, dim: 24, norm, rotation, x_ld: 48, out_ld: 48 })
     };
     let rope = |style, offset, rotary| normed_rope(style, offset, rotary, None);
-    let bf16_rows = RowForm { form: Compute::Bf16, ld: 12 };
+    let bf16_rows = RowFormat { compute: ComputeType::Bf16, ld: 12 };
     let group = |score, mask_neg_inf| Some(Groups { n: 4, keep: 2, score, mask_neg_inf });
     let mut all = vec![
         KernelSpec::Embed(Embed { vocab: 7, hidden, format, panels: false, out_ld: 24 }),
@@ -200,7 +200,7 @@ fn specs() -> Vec<KernelSpec> {
         KernelSpec::Embed(Embed { vocab: 72, hidden, format, panels: true, out_ld: 24 }),
         norm(),
         norm_to(vec![bf16_rows]),
-        norm_to(vec![RowForm::f32(24), bf16_rows]),
+        norm_to(vec![RowFormat::f32(24), bf16_rows]),
         rope(RopeStyle::Half, 0, 24),
         rope(RopeStyle::Interleaved, 0, 24),
         rope(RopeStyle::Half, 2, 22),
@@ -221,10 +221,10 @@ fn specs() -> Vec<KernelSpec> {
         attend(AttentionDesc { sinks: true, ..attention() }),
         attend(AttentionDesc { v_from_k: true, ..attention() }),
         attend(AttentionDesc { scale: 0.5, ..attention() }),
-        arithmetic(attention(), Format::F32, Compute::F32, 4, 1),
-        arithmetic(attention(), Format::Q8, Compute::F32, 4, 1),
-        arithmetic(attention(), Format::Bf16, Compute::F32, 5, 1),
-        arithmetic(attention(), Format::Bf16, Compute::F32, 1, 2),
+        arithmetic(attention(), Format::F32, ComputeType::F32, 4, 1),
+        arithmetic(attention(), Format::Q8, ComputeType::F32, 4, 1),
+        arithmetic(attention(), Format::Bf16, ComputeType::F32, 5, 1),
+        arithmetic(attention(), Format::Bf16, ComputeType::F32, 1, 2),
         KernelSpec::AttentionMerge(AttentionMerge {
             heads: 4,
             v_dim: 16,
@@ -263,7 +263,7 @@ fn specs() -> Vec<KernelSpec> {
             x_ld: 24,
             glu: silu,
             bias: false,
-            out: RowForm::f32(inter),
+            out: RowFormat::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         }),
@@ -289,7 +289,7 @@ fn specs() -> Vec<KernelSpec> {
             x_ld: 24,
             glu: silu,
             bias: true,
-            out: RowForm::f32(inter),
+            out: RowFormat::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         }),
@@ -401,7 +401,7 @@ fn machines_have_their_vectors() {
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }
 
-/// With instructions for two rows at a time, several rows meet them, and one row those for one.
+/// With instructions for two rows at a time, several rows are multiplied by them, and one row those for one.
 #[test]
 fn neon_multiplies_two_rows_at_a_time() {
     let features = ["dotprod", "i8mm", "bf16"].map(str::to_owned).to_vec();
@@ -409,8 +409,8 @@ fn neon_multiplies_two_rows_at_a_time() {
     for spec in small_products() {
         let text = assembly(&machine, &spec).unwrap();
         let (two, one) = match spec.compute() {
-            Some(Compute::Bf16) => ("bfmmla", "bfdot"),
-            Some(Compute::I8) => ("smmla", "sdot"),
+            Some(ComputeType::Bf16) => ("bfmmla", "bfdot"),
+            Some(ComputeType::I8) => ("smmla", "sdot"),
             _ => continue,
         };
         assert!(
@@ -420,7 +420,7 @@ fn neon_multiplies_two_rows_at_a_time() {
         );
     }
     // A machine without them keeps to one row.
-    let bytes = small_products().into_iter().find(|s| s.compute() == Some(Compute::I8)).unwrap();
+    let bytes = small_products().into_iter().find(|s| s.compute() == Some(ComputeType::I8)).unwrap();
     assert!(!assembly(&aarch64(), &bytes).unwrap().contains("smmla"));
 }
 
@@ -505,9 +505,9 @@ type Sources = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Objects by their source, and how often one was found.
 #[derive(Default)]
-struct Kept(Mutex<(Sources, usize)>);
+struct ObjectCache(Mutex<(Sources, usize)>);
 
-impl Objects for Kept {
+impl Objects for ObjectCache {
     fn get(&self, source: &[u8]) -> Option<Vec<u8>> {
         let (objects, found) = &mut *self.0.lock().unwrap();
         let object = objects.get(source).cloned();
@@ -522,7 +522,7 @@ impl Objects for Kept {
 
 #[test]
 fn a_kept_object_is_taken_for_the_same_kernels_on_the_same_machine_alone() {
-    let kept = Kept::default();
+    let kept = ObjectCache::default();
     let (machine, kernels) = (Machine::x86_64_level(3), [norm(), linear(24, 33, Format::Bf16, None)]);
     let first = compile(&machine, &kernels, &kept).unwrap();
     assert!(first == compile(&machine, &kernels, &kept).unwrap());
@@ -554,7 +554,7 @@ fn the_same_kernels_give_the_same_bytes() {
 fn contradictions_are_refused_by_name() {
     let machine = Machine::x86_64_level(3);
     let attend = |desc, cache| {
-        let (compute, rows, splits) = (Compute::F32, 4, 1);
+        let (compute, rows, splits) = (ComputeType::F32, 4, 1);
         KernelSpec::Attention(Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 })
     };
     let cached = |cache, norm, each| {
@@ -578,7 +578,7 @@ fn contradictions_are_refused_by_name() {
             hidden: 24,
             inter: 24,
             format: Format::F32,
-            compute: Compute::F32,
+            compute: ComputeType::F32,
             x_ld: 24,
             glu: Glu::DRelu,
             bias: false,
@@ -597,8 +597,8 @@ fn contradictions_are_refused_by_name() {
         cached(Format::Q4, None, 2),
         cached(Format::F32, None, 3),
         cached(Format::F32, Some(RowNorm { width: 8, eps: 1e-6, weight: true }), 2),
-        gate_up(RowForm { form: Compute::Bf16, ld: 11 }),
-        gate_up(RowForm { form: Compute::I8, ld: 24 }),
+        gate_up(RowFormat { compute: ComputeType::Bf16, ld: 11 }),
+        gate_up(RowFormat { compute: ComputeType::I8, ld: 24 }),
     ];
     for spec in bad {
         assert!(
@@ -630,7 +630,7 @@ fn intermediate_code_of_a_norm() {
 #[test]
 fn intermediate_code_of_a_linear_layer() {
     let text = llvm_ir(&Machine::x86_64_level(3), &linear(6, 16, Format::Bf16, None), false).unwrap();
-    // The end of the function: the loop over rows that are met one by one.
+    // The end of the function: the loop over rows that are multiplied one by one.
     let loops =
         text.match_indices("\nloop").filter(|(at, _)| text[at + 1..].find(':') < text[at + 1..].find('\n'));
     let (start, _) = loops.collect::<Vec<_>>().into_iter().rev().nth(1).unwrap();

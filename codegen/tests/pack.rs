@@ -19,18 +19,18 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         Just(Layout::Rows),
         prop::sample::select(vec![8, 16, 32]).prop_map(|nr| Layout::Panels { nr }),
         prop::sample::select(vec![8, 16, 32]).prop_map(|nr| Layout::GluPanels { nr }),
-        any::<bool>().prop_map(|sketch| Layout::Neurons { sketch }),
+        any::<bool>().prop_map(|gate_bound| Layout::Neurons { gate_bound }),
         Just(Layout::Gates),
-        Just(Layout::Rests),
+        Just(Layout::UpDown),
     ];
     let format = prop::sample::select(Format::ALL.to_vec());
     let extent = || prop_oneof![1..70_usize, prop::sample::select(vec![1, 15, 17, 24, 56, 80])];
-    (layout, format, 1..4_usize, extent(), extent()).prop_map(|(layout, format, lead, rows, cols)| {
+    (layout, format, 1..4_usize, extent(), extent()).prop_map(|(layout, format, matrices, rows, cols)| {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows * 2 } else { rows };
         // Rows by themselves have no scale each.
         let by_rows = layout.is_by_rows() && format.is_by_channel();
         let layout = if by_rows { Layout::Panels { nr: 16 } } else { layout };
-        Geometry { layout, format, lead, rows, cols: cols * layout.parts() }
+        Geometry { layout, format, matrices, rows, cols: cols * layout.parts() }
     })
 }
 
@@ -41,29 +41,29 @@ proptest! {
         values in prop::collection::vec(-1e5_f32..1e5, 1000),
     ) {
         // Rows that differ, of odd length next to any extent.
-        let values: Vec<f32> = values[..997].iter().copied().cycle().take(g.lead * g.rows * g.cols).collect();
+        let values: Vec<f32> = values[..997].iter().copied().cycle().take(g.matrices * g.rows * g.cols).collect();
         let packed = pack_slice(&g, &values).unwrap();
-        prop_assert_eq!(packed.len() as u64, packed_bytes(g.layout, g.format, g.lead, g.rows, g.cols));
+        prop_assert_eq!(packed.len() as u64, packed_bytes(g.layout, g.format, g.matrices, g.rows, g.cols));
         let segment = Segment {
             name: String::new(),
             file: 0,
             offset: 0,
             bytes: 0,
             pitch: 0,
-            shape: vec![g.lead as u32, g.rows as u32, g.cols as u32],
+            shape: vec![g.matrices as u32, g.rows as u32, g.cols as u32],
             format: g.format,
             layout: g.layout,
         };
         prop_assert_eq!(segment.packed_bytes(), Some(packed.len() as u64));
-        for lead in 0..g.lead {
-            let mut want = values[lead * g.rows * g.cols..][..g.rows * g.cols].to_vec();
+        for matrix in 0..g.matrices {
+            let mut want = values[matrix * g.rows * g.cols..][..g.rows * g.cols].to_vec();
             let mut as_packed = want.clone();
             let mut out = vec![f32::NAN; g.rows * g.cols];
-            unpack_rows(&g, &packed, lead, 0..g.rows, &mut out).unwrap();
+            unpack_rows(&g, &packed, matrix, 0..g.rows, &mut out).unwrap();
             // Groups end where a part of a bundle does.
             round_rows(g.format, g.cols / g.layout.parts(), &mut want);
             prop_assert_eq!(&out, &want);
-            round_as_packed(&g, &packed, lead, 0..g.rows, false, &mut as_packed).unwrap();
+            round_as_packed(&g, &packed, matrix, 0..g.rows, false, &mut as_packed).unwrap();
             prop_assert_eq!(&as_packed, &want);
         }
     }
@@ -79,19 +79,19 @@ struct Numbers<'a> {
 }
 
 impl Rows<io::Error> for Numbers<'_> {
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
-        out.copy_from_slice(&self.values[(lead * self.g.rows + rows.start) * self.g.cols..][..out.len()]);
+    fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
+        out.copy_from_slice(&self.values[(matrix * self.g.rows + rows.start) * self.g.cols..][..out.len()]);
         Ok(())
     }
 
-    fn stored(&mut self, lead: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
+    fn stored(&mut self, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
         self.asked += 1;
         if self.stored == 0 || !self.asked.is_multiple_of(self.stored) {
             out.fill(0xa5);
             return Ok(false);
         }
         let mut values = vec![0.0; rows.len() * self.g.cols];
-        self.read(lead, rows, &mut values)?;
+        self.read(matrix, rows, &mut values)?;
         let size = out.len() / values.len().max(1);
         if self.g.format.is_published() {
             coded(self.g.format, self.g.cols / self.g.layout.parts(), &values, out);
@@ -134,7 +134,7 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
         block_bytes.clear();
         block_bytes.extend([7; 5]);
         let mut rows = Numbers { g: *g, values, stored, asked: 0 };
-        let wide = outliers(g, block.lead, Weighting::default(), &mut rows).unwrap();
+        let wide = outliers(g, block.matrix, Weighting::default(), &mut rows).unwrap();
         let weighting = Weighting { outliers: Some(&wide), ..Weighting::default() };
         rows.asked = 0;
         pack_block(g, &block, weighting, &mut rows, &mut scratch, &mut block_bytes).unwrap();
@@ -145,7 +145,7 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
 }
 
 /// Codes and scales that no rounding would choose, which are at hand as such.
-struct Held<'a> {
+struct ExactCodes<'a> {
     format: Format,
     cols: usize,
     codes: &'a dyn Fn(usize) -> i8,
@@ -153,7 +153,7 @@ struct Held<'a> {
     scale: &'a dyn Fn(usize, usize) -> f32,
 }
 
-impl Rows<io::Error> for &Held<'_> {
+impl Rows<io::Error> for &ExactCodes<'_> {
     fn read(&mut self, _: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
         let first = rows.start * self.cols;
         for (i, x) in out.iter_mut().enumerate() {
@@ -175,9 +175,9 @@ impl Rows<io::Error> for &Held<'_> {
 }
 
 /// Packs and reads back; what was read, and what `read` gives.
-fn there_and_back(codes: &Held<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
+fn there_and_back(codes: &ExactCodes<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
     let mut source = codes;
-    let g = Geometry { layout, format: codes.format, lead: 1, rows, cols: codes.cols };
+    let g = Geometry { layout, format: codes.format, matrices: 1, rows, cols: codes.cols };
     let (mut scratch, mut packed) = (Scratch::default(), Vec::new());
     for block in g.blocks() {
         pack_block(&g, &block, Weighting::default(), &mut source, &mut scratch, &mut packed).unwrap();
@@ -215,7 +215,7 @@ fn codes_of_a_checkpoint_are_taken_over() {
             }
         };
         for cols in [64, 96 + 8] {
-            let codes = Held { format, cols, codes, scale: &scale };
+            let codes = ExactCodes { format, cols, codes, scale: &scale };
             for layout in [Layout::Rows, Layout::Panels { nr: 16 }, Layout::GluPanels { nr: 32 }] {
                 let [back, want] = there_and_back(&codes, layout, 38);
                 assert_eq!(back, want, "{format} in {layout:?}");
@@ -228,7 +228,7 @@ fn codes_of_a_checkpoint_are_taken_over() {
 fn numbers_that_share_no_scale_are_rounded() {
     for format in [Format::Q8h, Format::Q4h, Format::Mxfp4] {
         let scale = |_, column: usize| if column < 40 { 0.25 } else { 0.5 };
-        let codes = Held { format, cols: 64, codes: &|at| [1, 2, 3, -4][at % 4], scale: &scale };
+        let codes = ExactCodes { format, cols: 64, codes: &|at| [1, 2, 3, -4][at % 4], scale: &scale };
         let [back, want] = there_and_back(&codes, Layout::Panels { nr: 16 }, 3);
         let mut rounded = want.clone();
         round_rows(format, 64, &mut rounded);
@@ -244,7 +244,7 @@ proptest! {
         wide in 1..40_usize,
     ) {
         g.cols *= wide;
-        let values: Vec<f32> = values.into_iter().cycle().take(g.lead * g.rows * g.cols).collect();
+        let values: Vec<f32> = values.into_iter().cycle().take(g.matrices * g.rows * g.cols).collect();
         let packed = pack_slice(&g, &values).unwrap();
         prop_assert_eq!(packed.len() as u64, g.bytes());
         for stored in 0..4 {
@@ -260,7 +260,7 @@ proptest! {
         prop_assume!(!g.format.is_quantised());
         g.layout = Layout::Rows;
         let values: Vec<f32> =
-            bits.into_iter().map(f32::from_bits).cycle().take(g.lead * g.rows * g.cols).collect();
+            bits.into_iter().map(f32::from_bits).cycle().take(g.matrices * g.rows * g.cols).collect();
         let each: Vec<u8> = values
             .iter()
             .flat_map(|&x| match g.format {
@@ -285,7 +285,7 @@ fn counted(
     cols: usize,
     number: impl Fn(usize, usize) -> f32,
 ) -> Vec<u8> {
-    let g = Geometry { layout, format, lead: 1, rows, cols };
+    let g = Geometry { layout, format, matrices: 1, rows, cols };
     let values: Vec<f32> = (0..rows * cols).map(|i| number(i / cols, i % cols)).collect();
     pack_slice(&g, &values).unwrap()
 }
@@ -390,8 +390,13 @@ fn rounding_goes_to_even() {
 
 #[test]
 fn at_most_one_panel_is_asked_for_at_a_time() {
-    let g =
-        Geometry { layout: Layout::GluPanels { nr: 16 }, format: Format::Bf16, lead: 2, rows: 100, cols: 3 };
+    let g = Geometry {
+        layout: Layout::GluPanels { nr: 16 },
+        format: Format::Bf16,
+        matrices: 2,
+        rows: 100,
+        cols: 3,
+    };
     let mut largest = 0;
     let read = |_: usize, rows: Range<usize>, out: &mut [f32]| {
         largest = largest.max(rows.len());
@@ -406,7 +411,7 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
 fn panels_come_in_order() {
     let (rows, cols) = (1024, 4096);
     for (format, layout) in [(Format::F32, Layout::Rows), (Format::Q4, Layout::Panels { nr: 32 })] {
-        let g = Geometry { layout, format, lead: 1, rows, cols };
+        let g = Geometry { layout, format, matrices: 1, rows, cols };
         let read = |_: usize, rows: Range<usize>, out: &mut [f32]| {
             for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
                 out.fill((row + 1) as f32);
@@ -425,7 +430,7 @@ fn panels_come_in_order() {
 
 #[test]
 fn errors_of_the_source_come_back() {
-    let g = Geometry { layout: Layout::Rows, format: Format::F32, lead: 1, rows: 2, cols: 2 };
+    let g = Geometry { layout: Layout::Rows, format: Format::F32, matrices: 1, rows: 2, cols: 2 };
     let failed = pack(
         &g,
         &|_| Weighting::default(),
@@ -554,11 +559,12 @@ fn zeros_and_the_ends_of_the_range() {
 
 #[test]
 fn importance_is_that_of_matrix_and_column() {
-    let (lead, rows, cols) = (2, 3, 40);
-    let values: Vec<f32> = (0..lead * rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0).powi(3)).collect();
-    let w: Vec<f32> = (0..lead * cols).map(|i| (i * 13 % 29) as f32).collect();
+    let (matrices, rows, cols) = (2, 3, 40);
+    let values: Vec<f32> =
+        (0..matrices * rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0).powi(3)).collect();
+    let w: Vec<f32> = (0..matrices * cols).map(|i| (i * 13 % 29) as f32).collect();
     for layout in [Layout::Rows, Layout::Panels { nr: 8 }] {
-        let g = Geometry { layout, format: Format::Q4, lead, rows, cols };
+        let g = Geometry { layout, format: Format::Q4, matrices, rows, cols };
         let read = |l: usize, r: Range<usize>, out: &mut [f32]| {
             out.copy_from_slice(&values[(l * rows + r.start) * cols..][..out.len()]);
             Ok::<(), io::Error>(())
@@ -566,7 +572,7 @@ fn importance_is_that_of_matrix_and_column() {
         let mut packed = Vec::new();
         pack(&g, &|l| Weighting::of(w.chunks(cols).nth(l)), read, &mut packed).unwrap();
         let mut out = vec![0.0; rows * cols];
-        for l in 0..lead {
+        for l in 0..matrices {
             unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();
             for (i, got) in out.chunks(cols).enumerate() {
                 let from = &values[(l * rows + i) * cols..][..cols];

@@ -83,7 +83,7 @@ proptest! {
             feedback: (weighted == 2).then_some(&feedback),
             ..Weighting::of((weighted > 0).then_some(importance.as_slice()))
         };
-        let g = Geometry { layout, format, lead: 1, rows, cols };
+        let g = Geometry { layout, format, matrices: 1, rows, cols };
         let bytes = packed(&g, &values, weighting);
         let one = quantised(format, rows, cols, &values, weighting);
         prop_assert_eq!(unpacked(&g, &bytes), one.dequantise());
@@ -106,7 +106,7 @@ proptest! {
         cols in 1..70_usize,
         seed in any::<u32>(),
     ) {
-        let [from, to] = layouts.map(|layout| Geometry { layout, format: Format::Q4o, lead: 1, rows: 2 * rows, cols });
+        let [from, to] = layouts.map(|layout| Geometry { layout, format: Format::Q4o, matrices: 1, rows: 2 * rows, cols });
         let first = unpacked(&from, &pack_slice(&from, &noise(2 * rows * cols, seed)).unwrap());
         let stored = Weighting { stored: true, ..Weighting::default() };
         prop_assert_eq!(unpacked(&to, &packed(&to, &first, stored)), first);
@@ -119,7 +119,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..6000),
         fed in any::<bool>(),
     ) {
-        let g = Geometry { layout, format: Format::Q4o, lead: 1, rows: 64, cols: 40 };
+        let g = Geometry { layout, format: Format::Q4o, matrices: 1, rows: 64, cols: 40 };
         let mut out = vec![1.0; g.rows * g.cols];
         let whole = bytes.len() as u64 >= g.bytes();
         let read = unpack_rows(&g, &bytes, 0, 0..g.rows, &mut out);

@@ -20,7 +20,7 @@ impl Source for Numbers {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
@@ -28,7 +28,7 @@ impl Source for Numbers {
         const VALUES: [f32; 11] =
             [0.5, -1.25, 0.0, 3.0, -0.0, f32::MAX, 1e-40, f32::INFINITY, -7.5, f32::NAN, f32::NEG_INFINITY];
         let kinds = if leaf.tensor.len().is_multiple_of(2) { VALUES.len() } else { 5 };
-        let places = rows.flat_map(|r| cols.clone().map(move |c| lead + 3 * r + 5 * c));
+        let places = rows.flat_map(|r| cols.clone().map(move |c| matrix + 3 * r + 5 * c));
         out.iter_mut().zip(places).for_each(|(x, place)| *x = VALUES[place % kinds]);
         Ok(())
     }

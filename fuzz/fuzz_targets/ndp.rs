@@ -1,10 +1,10 @@
-//! A stream of a near-data DIMM, in binary or as text: what is read in one form has the other, and can be verified.
+//! An NDP command stream, in binary or as text: what is read in one form has the other, and can be verified.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use moec_ndp_isa::{Block, Stream, decode, encode, parse, print, verify};
 
-/// Both forms give the stream back, to the last bit; the verifier answers, and operands can be asked what they touch.
+/// Both forms give the stream back, to the last bit; the verifier answers, and operands report what they touch.
 fn check(stream: &Stream) {
     let (bytes, text) = (encode(stream), print(stream));
     match decode(&bytes) {

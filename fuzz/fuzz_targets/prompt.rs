@@ -17,8 +17,8 @@ static REQUESTS: LazyLock<Requests> = LazyLock::new(|| {
 fuzz_target!(|bytes: &[u8]| {
     let Some((first, body)) = bytes.split_first() else { return };
     match REQUESTS.read(first % 2 == 1, body) {
-        Ok(asked) => {
-            for (prompt, n) in asked {
+        Ok(request) => {
+            for (prompt, n) in request {
                 assert!(prompt.iter().all(|&id| id < VOCAB), "{prompt:?}");
                 assert!(n > 0 && prompt.len() + n <= CONTEXT, "{} and {n}", prompt.len());
             }

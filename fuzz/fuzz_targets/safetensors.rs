@@ -21,17 +21,17 @@ static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
 /// Reads the first rows of a leaf, and a rectangle from its middle.
 fn read(checkpoint: &Checkpoint, leaf: &Leaf) {
     let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
-    let (lead, rows, cols) = (axis(2), axis(1), axis(0));
+    let (matrices, rows, cols) = (axis(2), axis(1), axis(0));
     let some = |n: usize, of: usize| n.min(of);
     let width = some(cols, SMALL);
     let whole = (0, 0..some(rows, SMALL / width.max(1)), 0..width);
-    let middle = (lead / 2, rows / 2..some(rows / 2 + 3, rows), cols / 2..some(cols / 2 + 40, cols));
-    let end = (lead.saturating_sub(1), rows.saturating_sub(1)..rows, cols.saturating_sub(33)..cols);
-    let outside = (lead, 0..1, 0..1);
-    for (lead, rows, cols) in [whole, middle, end, outside] {
+    let middle = (matrices / 2, rows / 2..some(rows / 2 + 3, rows), cols / 2..some(cols / 2 + 40, cols));
+    let end = (matrices.saturating_sub(1), rows.saturating_sub(1)..rows, cols.saturating_sub(33)..cols);
+    let outside = (matrices, 0..1, 0..1);
+    for (matrix, rows, cols) in [whole, middle, end, outside] {
         let mut out = vec![0.0; rows.len() * cols.len()];
         // An error is an answer, too.
-        let _ = checkpoint.read(leaf, lead, rows, cols, &mut out);
+        let _ = checkpoint.read(leaf, matrix, rows, cols, &mut out);
     }
 }
 

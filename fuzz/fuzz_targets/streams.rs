@@ -1,4 +1,4 @@
-//! The file of a layer's command streams: what is read is written again, to the byte.
+//! The file of a layer's NDP command streams: what is read is written again, to the byte.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -67,7 +67,7 @@ pub enum Error {
     /// An alignment that is no power of two of at least 8.
     #[error("`general.alignment` is {0}, expected a power of two of at least 8")]
     Alignment(String),
-    /// A value of another type than the format asks for.
+    /// A value of another type than the format requires.
     #[error("`{key}` is {found}, expected {expected}")]
     Mistyped {
         /// The key.

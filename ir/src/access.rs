@@ -1,7 +1,7 @@
 //! Accesses of steps: the bytes of each argument, and whether the step writes them.
 //!
 //! A kernel names the arguments that it writes ([`KernelRef`](crate::plan::KernelRef),
-//! [`ThreadKernel`](crate::launch::ThreadKernel)), and a built-in function has them last. Nothing else states it: passes
+//! [`GpuKernel`](crate::launch::GpuKernel)), and a built-in function has them last. Nothing else states it: passes
 //! that order steps and the verifier that proves their order read it here.
 
 use crate::plan::{Arg, Builtin, Code, Entry, Plan, Results, Step};
@@ -93,8 +93,8 @@ impl<'p> Accesses<'p> {
     fn requested(&self, step: &Step) -> Option<u32> {
         let paging = self.plan.paging.as_ref()?;
         match step.code {
-            Code::Builtin(Builtin::Fetch { layer, .. }) if !paging.by_neurons() => Some(layer),
-            Code::Builtin(Builtin::Wake { layer, .. }) => Some(layer),
+            Code::Builtin(Builtin::RequestExperts { layer, .. }) if !paging.by_neurons() => Some(layer),
+            Code::Builtin(Builtin::RequestNeurons { layer, .. }) => Some(layer),
             _ => None,
         }
     }

@@ -127,7 +127,7 @@ pub fn op(op: &Op, args: Vec<Arg<'_>>) -> Result<Vec<Tensor>, EvalError> {
 }
 
 /// As [`op`], for rows of a prompt of `sequence` tokens; 0 where every row is a sequence of its own. Only
-/// [`Op::RopeAngles`] asks.
+/// [`Op::RopeAngles`] requires.
 ///
 /// # Errors
 /// As [`op`].

@@ -35,8 +35,8 @@ attributes! {
         pub segments: Vec<u32>,
         /// The same matrices as the hot unit reads them, in the order of `segments`; empty: it reads those.
         pub brought: Vec<u32>,
-        /// Module of each expert where experts are scheduled; −1: it is striped over all of them.
-        pub modules: Vec<i32>,
+        /// NDP DIMM of each expert where experts are scheduled; −1: it is striped over all of them.
+        pub dimms: Vec<i32>,
     }
 }
 
@@ -60,8 +60,8 @@ attributes! {
         pub hot: Option<u32>,
         /// The unit for cold experts: NDP DIMMs. Its memory holds all.
         pub cold: u32,
-        /// Modules of that unit.
-        pub modules: u32,
+        /// NDP DIMMs of that unit.
+        pub dimms: u32,
         /// Experts of a layer that the hot unit's memory has room for.
         pub frames: u32,
         /// Whether experts change their places between steps.
@@ -77,7 +77,7 @@ attributes! {
     /// Parameters of [`ExpertPolicy::Cached`].
     #[derive(Clone, Debug, PartialEq, Encode, Decode)]
     pub struct Cached {
-        /// The unit with frames: index into [`crate::plan::Plan::units`]. Its memory holds the experts that start there.
+        /// The unit with cache frames: index into [`crate::plan::Plan::units`]. Its memory holds the experts that start there.
         pub hot: u32,
         /// Frames, of all layers together.
         pub frames: u32,
@@ -121,18 +121,18 @@ attributes! {
         /// Computing on the hot unit; empty: there is none.
         pub hot: Vec<(u32, f64)>,
         /// On the CPU.
-        pub processor: Vec<(u32, f64)>,
-        /// On one module; empty: there is none.
+        pub cpu: Vec<(u32, f64)>,
+        /// On one DIMM; empty: there is none.
         pub cold: Vec<(u32, f64)>,
         /// Bringing the weights to the hot unit's memory.
         pub bring_us: f64,
-        /// Reading weights that are striped over all modules from the CPU.
+        /// Reading weights that are striped over all DIMMs from the CPU.
         pub striped_us: f64,
-        /// Reading weights that are in one module from the CPU.
+        /// Reading weights that are in one DIMM from the CPU.
         pub localized_us: f64,
-        /// Reading weights inside of a module.
+        /// Reading weights inside of a DIMM.
         pub internal_us: f64,
-        /// Moving them from one module to another.
+        /// Moving them from one DIMM to another.
         pub link_us: f64,
         /// Time of attention and dense layers between the experts of two layers: transfers in it are hidden.
         pub window_us: f64,
@@ -151,7 +151,7 @@ attributes! {
         pub layer: u32,
         /// Index into [`crate::plan::Plan::units`]: who runs them.
         pub unit: u32,
-        /// Path of the artifact that holds a stream for each expert, relative to the bundle.
+        /// Path of the artifact that holds an NDP command stream for each expert, relative to the bundle.
         pub artifact: String,
         /// Experts of the layer.
         pub experts: u32,
@@ -226,7 +226,7 @@ impl ExpertPolicy {
             && self.costs().is_none_or(|c| {
                 let single =
                     [c.bring_us, c.striped_us, c.localized_us, c.internal_us, c.link_us, c.window_us];
-                let curves = [&c.hot, &c.processor, &c.cold].into_iter().flatten();
+                let curves = [&c.hot, &c.cpu, &c.cold].into_iter().flatten();
                 single.iter().chain(curves.map(|(_, us)| us)).all(good)
             })
     }

@@ -11,7 +11,7 @@ pub(crate) fn error(at: &str, message: impl Into<String>) -> TypeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dims {
     pub(crate) rank: usize,
-    pub(crate) lead: usize,
+    pub(crate) matrices: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
 }
@@ -29,7 +29,7 @@ impl WeightExpr {
             Self::Split { .. } => "split",
             Self::Join(_) => "join",
             Self::Map { .. } => "map",
-            Self::ScaleLead { .. } => "scale_lead",
+            Self::ScaleMatrices { .. } => "scale_matrices",
             Self::Repeat { .. } => "repeat",
             Self::Arrange { .. } => "arrange",
             Self::ScaleCols { .. } => "scale_cols",
@@ -113,8 +113,10 @@ impl WeightExpr {
                 shape => return Err(error(at, format!("{shape:?} has no heads"))),
             },
             Self::Map { of, .. } => of.shape()?,
-            Self::ScaleLead { of, by } => match (of.shape()?.as_slice(), by.shape()?.as_slice()) {
-                (shape @ [lead, ..], [factors]) if shape.len() == 3 && lead == factors => shape.to_vec(),
+            Self::ScaleMatrices { of, by } => match (of.shape()?.as_slice(), by.shape()?.as_slice()) {
+                (shape @ [matrices, ..], [factors]) if shape.len() == 3 && matrices == factors => {
+                    shape.to_vec()
+                }
                 (shape, factors) => return Err(error(at, format!("{shape:?} by {factors:?}"))),
             },
             Self::Repeat { each, of } => match of.shape()?.as_slice() {
@@ -172,7 +174,9 @@ impl WeightExpr {
                     | Self::Map { of, .. }
                     | Self::Arrange { of, .. } => todo.push(of),
                     Self::Concat { of, .. } | Self::Stack(of) => todo.extend(of.iter().rev()),
-                    Self::ScaleCols { of, by } | Self::ScaleLead { of, by } => todo.extend([&**by, &**of]),
+                    Self::ScaleCols { of, by } | Self::ScaleMatrices { of, by } => {
+                        todo.extend([&**by, &**of])
+                    }
                 }
             }
         })
@@ -183,9 +187,9 @@ impl WeightExpr {
         match self {
             Self::Leaf(leaf) => {
                 let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
-                Dims { rank: leaf.shape.len(), lead: axis(2), rows: axis(1), cols: axis(0) }
+                Dims { rank: leaf.shape.len(), matrices: axis(2), rows: axis(1), cols: axis(0) }
             }
-            Self::Const(values) => Dims { rank: 1, lead: 1, rows: 1, cols: values.len() },
+            Self::Const(values) => Dims { rank: 1, matrices: 1, rows: 1, cols: values.len() },
             Self::Transpose(of) => {
                 let d = of.dims();
                 Dims { rows: d.cols, cols: d.rows, ..d }
@@ -199,29 +203,29 @@ impl WeightExpr {
                     Axis::Rows => Dims { rows: a.rows.saturating_add(b.rows), ..a },
                     Axis::Cols => Dims { cols: a.cols.saturating_add(b.cols), ..a },
                 })
-                .unwrap_or(Dims { rank: 1, lead: 1, rows: 1, cols: 0 }),
+                .unwrap_or(Dims { rank: 1, matrices: 1, rows: 1, cols: 0 }),
             Self::Stack(of) => {
-                let d = of.first().map_or(Dims { rank: 1, lead: 1, rows: 1, cols: 0 }, Self::dims);
+                let d = of.first().map_or(Dims { rank: 1, matrices: 1, rows: 1, cols: 0 }, Self::dims);
                 if d.rank <= 1 {
-                    Dims { rank: 2, lead: 1, rows: of.len(), cols: d.cols }
+                    Dims { rank: 2, matrices: 1, rows: of.len(), cols: d.cols }
                 } else {
-                    Dims { rank: 3, lead: of.len(), ..d }
+                    Dims { rank: 3, matrices: of.len(), ..d }
                 }
             }
             Self::Split { heads, of } => {
                 let d = of.dims();
-                Dims { rank: 3, lead: *heads, rows: d.rows / (*heads).max(1), cols: d.cols }
+                Dims { rank: 3, matrices: *heads, rows: d.rows / (*heads).max(1), cols: d.cols }
             }
             Self::Join(of) => {
                 let d = of.dims();
-                Dims { rank: 2, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
+                Dims { rank: 2, matrices: 1, rows: d.matrices.saturating_mul(d.rows), cols: d.cols }
             }
             Self::Repeat { each, of } => {
                 let d = of.dims();
                 Dims { cols: d.cols.saturating_mul(*each), ..d }
             }
             Self::ScaleCols { of, .. }
-            | Self::ScaleLead { of, .. }
+            | Self::ScaleMatrices { of, .. }
             | Self::Arrange { of, .. }
             | Self::Map { of, .. } => of.dims(),
         }

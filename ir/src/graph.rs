@@ -46,7 +46,7 @@ pub struct Node {
     pub scope: Scope,
 }
 
-/// Most rows of a call that is bound by reading weights. Their inputs are treated as those of one row are: bf16 weights meet f32 rows,
+/// Most rows of a call that is bound by reading weights. Their inputs are treated as those of one row are: bf16 weights are multiplied by f32 rows,
 /// which costs no time and rounds nothing. Kernels of more rows may round them to what their arithmetic takes.
 pub const FEW_ROWS: usize = 8;
 

@@ -1,4 +1,4 @@
-//! GPU kernels, which units beside the CPU launch.
+//! GPU kernels, which accelerators launch.
 
 use crate::op::DispatchLayout;
 use crate::results::Results;
@@ -71,7 +71,7 @@ pub struct Launch {
     pub grid: [Extent; 3],
     /// Threads of a block, along x alone.
     pub block: u32,
-    /// Bytes of static shared memory of a block, [`MOST_SHARED`] at most: they are in the kernel, nothing is to be asked for.
+    /// Bytes of static shared memory of a block, [`MOST_SHARED`] at most: they are in the kernel, nothing is to be requested.
     pub shared: u32,
 }
 
@@ -86,7 +86,7 @@ impl Launch {
 
 /// A GPU kernel, in an artifact of the unit that launches it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ThreadKernel {
+pub struct GpuKernel {
     /// Index into [`Plan::units`](crate::plan::Plan::units).
     pub unit: u32,
     /// Path of the artifact, relative to the bundle, with `/`.

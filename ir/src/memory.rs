@@ -12,16 +12,16 @@ use bincode::{Decode, Encode};
 pub struct UnitRef {
     /// Name in the device file.
     pub name: String,
-    /// Target family: who executes its steps.
-    pub family: String,
+    /// Backend: who executes its steps.
+    pub backend: String,
     /// Index into [`crate::plan::Plan::memories`]: where everything lies that it touches.
     pub memory: u32,
 }
 
 impl UnitRef {
     /// The CPU of a plan, whose memory is the first.
-    pub fn processor() -> Self {
-        Self { name: "cpu".to_owned(), family: "cpu".to_owned(), memory: 0 }
+    pub fn cpu() -> Self {
+        Self { name: "cpu".to_owned(), backend: "cpu".to_owned(), memory: 0 }
     }
 }
 
@@ -35,7 +35,7 @@ pub struct Memory {
     /// Bytes of the arena that the buffers of all entry points share.
     pub arena_bytes: u64,
     /// Weights that are brought there before anything runs. Memory 0 has none: there a store serves every weight that its
-    /// units read, from files or from flash.
+    /// units read, from files or from disk.
     pub residents: Vec<Resident>,
 }
 

@@ -1,4 +1,4 @@
-//! Experts that stay on flash, and the memory that the others leave them.
+//! Experts that stay on disk, and the memory that the others leave them.
 
 use crate::op::{Attributes, Score, attributes};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
@@ -22,8 +22,8 @@ attributes! {
         pub frame_bytes: u64,
         /// Frames that hold experts from one token to the next.
         pub frames: u32,
-        /// Frames through which experts pass that the cache does not keep, at least 2.
-        pub spare: u32,
+        /// Staging frames, for experts that the cache does not keep: at least 2.
+        pub staging: u32,
         /// Most bytes of one read: a multiple of 4096, at most 512 KiB.
         pub block_bytes: u32,
         /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
@@ -45,8 +45,8 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
-    /// read one by one, up and down alone lie on flash.
+    /// Experts of a layer on disk. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
+    /// read one by one, up and down alone lie on disk.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct PagedLayer as "layer" {
         /// Layer.
@@ -70,7 +70,7 @@ impl Paging {
         self.neurons > 0
     }
 
-    /// Segments that stay on flash, layer by layer.
+    /// Segments that stay on disk, layer by layer.
     pub fn segments(&self) -> impl Iterator<Item = u32> {
         let by_neurons = self.by_neurons();
         let of = move |l: &PagedLayer| [(!by_neurons).then_some(l.gate_up), Some(l.down)];
@@ -79,7 +79,7 @@ impl Paging {
 
     /// Bytes of all frames; `None` where that overflows.
     pub fn cache_bytes(&self) -> Option<u64> {
-        u64::from(self.frames).checked_add(u64::from(self.spare))?.checked_mul(self.frame_bytes)
+        u64::from(self.frames).checked_add(u64::from(self.staging))?.checked_mul(self.frame_bytes)
     }
 
     /// Most bytes that a run takes; `None` where that overflows.

@@ -39,8 +39,8 @@ impl Plan {
         self.units.iter().map(|u| u.name.clone()).collect()
     }
 
-    /// Bytes that a memory holds at most while the plan runs, `threads` lanes of the CPU each with their scratch:
-    /// arena, states, and the weights that units read there. Of memory 0, weights are those in memory and not on flash.
+    /// Bytes that a memory holds at most while the plan runs, `threads` CPU threads each with their scratch:
+    /// arena, states, and the weights that units read there. Of memory 0, weights are those in memory and not on disk.
     /// `None` where that overflows.
     pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
         let decl = self.memories.get(memory as usize)?;
@@ -63,7 +63,7 @@ impl Plan {
         for resident in &decl.residents {
             add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
         }
-        // A unit beside the CPU has one lane, if it has anything to do.
+        // An accelerator has one thread, if it has anything to do.
         let runs = |unit: u32| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit == unit);
         let here = (0..).zip(&self.units).filter(|(_, u)| memory != 0 && u.memory == memory);
         for _ in here.filter(|&(unit, _)| runs(unit)) {

@@ -1,7 +1,7 @@
-//! Placement: the unit of every operator, and tier, capacity, group and home of every expert.
+//! Placement: the unit of every operator, and tier, capacity, group and unit of every expert.
 //!
 //! On a target whose shapes are dynamic every expert takes any number of tokens, and a placement says no more
-//! than that. On one whose graphs are static it holds what the passes `tier`, `group` and `reside` decided
+//! than that. On one whose graphs are static it holds what the passes `tier`, `group` and `assign_residency` decided
 //! (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
 
 use crate::graph::EntryKind;

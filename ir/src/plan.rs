@@ -9,9 +9,9 @@ pub use crate::experts::{
     Cached, ExpertCosts, ExpertLayer, ExpertPlacement, ExpertPolicy, Refine, Scheduled, StreamSet,
 };
 use crate::graph::EntryKind;
-pub use crate::launch::{Extent, Launch, ThreadKernel};
+pub use crate::launch::{Extent, GpuKernel, Launch};
 pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
-pub use crate::op::FETCHED;
+pub use crate::op::MAX_REQUEST_SCORES;
 use crate::op::{Attributes, attributes};
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
@@ -19,7 +19,9 @@ pub use crate::results::Results;
 pub use crate::segment::{Layout, Segment};
 use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
-pub use crate::static_graph::{ExpertSet, GraphDecl, GraphGroup, GraphPart, HotNeurons, PartAttention, Port};
+pub use crate::static_graph::{
+    ExpertSet, GraphDecl, GraphGroup, GraphTensor, HotNeurons, Subgraph, SubgraphAttention,
+};
 pub use crate::step::{Arg, Builtin, Candidates, Code, Grid, KernelRef, RowSpace, Span, Step};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Format};
@@ -61,19 +63,19 @@ pub struct Plan {
     pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
-    /// GPU kernels that units beside the CPU launch.
-    pub launches: Vec<ThreadKernel>,
+    /// GPU kernels that accelerators launch.
+    pub launches: Vec<GpuKernel>,
     /// Static graphs of artifacts.
     pub graphs: Vec<GraphDecl>,
     /// Experts that static graphs compute, at most one set per layer.
     pub sets: Vec<ExpertSet>,
     /// Other parts that static graphs compute, entry point by entry point.
-    pub parts: Vec<GraphPart>,
+    pub parts: Vec<Subgraph>,
     /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: Vec<Entry>,
     /// Decisions about operators and experts, with their reasons.
     pub placement: Placement,
-    /// Experts that stay on flash, where memory has a budget.
+    /// Experts that stay on disk, where memory has a budget.
     pub paging: Option<Paging>,
 }
 
@@ -92,7 +94,7 @@ pub struct ModelInfo {
     pub max_context: u32,
     /// Sequences that the states hold.
     pub slots: u32,
-    /// Token put before every text, if the tokenizer's configuration asks for one.
+    /// Token put before every text, if the tokenizer's configuration requires one.
     pub bos: Option<u32>,
     /// Tokens that end a generation.
     pub eos: Vec<u32>,
@@ -104,7 +106,7 @@ pub struct ModelInfo {
     pub big_little: Option<BigLittle>,
     /// Percent of the neurons of experts that thresholds after SiLU make 0, as calibration saw them: an approximation. `None`
     /// where there are no thresholds.
-    pub silenced: Option<f32>,
+    pub thresholded: Option<f32>,
 }
 
 attributes! {
@@ -241,8 +243,8 @@ impl Plan {
         self.states.iter().map(saved).fold(0, u64::saturating_add)
     }
 
-    /// Layers whose `fetch` is observed, in order: experts, and experts per token. They stay on flash, or lie in frames.
-    pub fn asked_layers(&self) -> Vec<(u32, u32)> {
+    /// Layers whose `request_experts` is observed, in order: experts, and experts per token. They stay on disk, or lie in frames.
+    pub fn requested_layers(&self) -> Vec<(u32, u32)> {
         match (&self.paging, &self.experts.policy) {
             (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
             (None, ExpertPolicy::Cached(cached)) => {
@@ -252,7 +254,7 @@ impl Plan {
         }
     }
 
-    /// Experts on flash, by index into [`Paging::layers`], that another memory holds for good, ascending: none asks flash for them.
+    /// Experts on disk, by index into [`Paging::layers`], that another memory holds for good, ascending: no step requests them from disk.
     pub fn elsewhere(&self) -> Vec<(u32, u32)> {
         let mut experts = Vec::new();
         for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
@@ -296,7 +298,7 @@ impl Plan {
     }
 }
 
-/// Most bytes that decoding may allocate: a hostile length cannot ask for more. The plan of a model of 100
+/// Most bytes that decoding may allocate: a hostile length cannot request more. The plan of a model of 100
 /// layers and five entry points takes about one MiB.
 const LIMIT: usize = 64 << 20;
 

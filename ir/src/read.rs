@@ -23,7 +23,7 @@ trait Reader {
     fn leaf(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [Self::Number],
@@ -46,12 +46,12 @@ impl Reader for Decoded<'_> {
     fn leaf(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, ReadError> {
-        self.0.read(leaf, lead, rows, cols, out).map(|()| true)
+        self.0.read(leaf, matrix, rows, cols, out).map(|()| true)
     }
 
     fn constant(values: &[f32], out: &mut [f32]) {
@@ -84,12 +84,12 @@ where
     fn leaf(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [[u8; N]],
     ) -> Result<bool, ReadError> {
-        self.0.stored(leaf, self.1, lead, rows, cols, out.as_flattened_mut())
+        self.0.stored(leaf, self.1, matrix, rows, cols, out.as_flattened_mut())
     }
 }
 
@@ -103,35 +103,35 @@ impl Reader for Expected<'_> {
     fn leaf(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         _out: &mut [()],
     ) -> Result<bool, ReadError> {
-        self.0.expect(leaf, lead, rows, cols);
+        self.0.expect(leaf, matrix, rows, cols);
         Ok(true)
     }
 }
 
 impl WeightExpr {
-    /// Reads the rectangle `[lead, rows, cols]` into `out`, row-major, as f32. Expressions of fewer than
-    /// three axes have `lead` 0, and a vector has the single row 0.
+    /// Reads the rectangle `[matrix, rows, cols]` into `out`, row-major, as f32. Expressions of fewer than
+    /// three axes have `matrix` 0, and a vector has the single row 0.
     ///
     /// Only the rectangles of the leaves that this needs are read, and temporaries are of the order of
-    /// the rectangle asked for. A full-width strip of rows costs one read per leaf that it touches.
+    /// the rectangle requested. A full-width strip of rows costs one read per leaf that it touches.
     ///
     /// # Errors
     /// A rectangle out of bounds, an `out` of another size, an ill-formed expression, or a failure of the
     /// source.
     pub fn read(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         source: &dyn Source,
         out: &mut [f32],
     ) -> Result<(), ReadError> {
-        self.walk(lead, rows, cols, &Decoded(source), out).map(drop)
+        self.walk(matrix, rows, cols, &Decoded(source), out).map(drop)
     }
 
     /// Copies the rectangle into `out`, row-major, as the checkpoint stores it: numbers of `format`, as [`Source::stored`] has them. `false`
@@ -143,47 +143,47 @@ impl WeightExpr {
     pub fn read_stored(
         &self,
         format: Format,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         source: &dyn Source,
         out: &mut [u8],
     ) -> Result<bool, ReadError> {
         match format.stored_bytes() {
-            4 => self.walk(lead, rows, cols, &Stored::<4>(source, format), whole(out)),
-            3 => self.walk(lead, rows, cols, &Stored::<3>(source, format), whole(out)),
-            2 => self.walk(lead, rows, cols, &Stored::<2>(source, format), whole(out)),
+            4 => self.walk(matrix, rows, cols, &Stored::<4>(source, format), whole(out)),
+            3 => self.walk(matrix, rows, cols, &Stored::<3>(source, format), whole(out)),
+            2 => self.walk(matrix, rows, cols, &Stored::<2>(source, format), whole(out)),
             _ => Ok(false),
         }
     }
 
-    /// Tells the source that the rectangle will be read soon.
-    pub fn expect(&self, lead: usize, rows: Range<usize>, cols: Range<usize>, source: &dyn Source) {
+    /// Notifies the source that the rectangle will be read soon.
+    pub fn expect(&self, matrix: usize, rows: Range<usize>, cols: Range<usize>, source: &dyn Source) {
         let numbers = rows.len().saturating_mul(cols.len());
         // What keeps it from being read is said when it is.
-        drop(self.walk(lead, rows, cols, &Expected(source), &mut vec![(); numbers]));
+        drop(self.walk(matrix, rows, cols, &Expected(source), &mut vec![(); numbers]));
     }
 
     /// Walks down to the leaves of a rectangle. `false`: the reader cannot.
     fn walk<R: Reader>(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         reader: &R,
         out: &mut [R::Number],
     ) -> Result<bool, ReadError> {
         let dims = self.dims();
-        let inside = lead < dims.lead
+        let inside = matrix < dims.matrices
             && rows.start <= rows.end
             && rows.end <= dims.rows
             && cols.start <= cols.end
             && cols.end <= dims.cols;
         if !inside || rows.len().checked_mul(cols.len()) != Some(out.len()) {
             let message = format!(
-                "rectangle {lead}, {rows:?}, {cols:?} into {} numbers, of {}×{}×{}",
+                "rectangle {matrix}, {rows:?}, {cols:?} into {} numbers, of {}×{}×{}",
                 out.len(),
-                dims.lead,
+                dims.matrices,
                 dims.rows,
                 dims.cols
             );
@@ -193,8 +193,8 @@ impl WeightExpr {
             return Ok(true);
         }
         match self {
-            Self::Leaf(leaf) => reader.leaf(leaf, lead, rows, cols, out),
-            Self::Const(_) | Self::ScaleCols { .. } | Self::ScaleLead { .. } | Self::Map { .. }
+            Self::Leaf(leaf) => reader.leaf(leaf, matrix, rows, cols, out),
+            Self::Const(_) | Self::ScaleCols { .. } | Self::ScaleMatrices { .. } | Self::Map { .. }
                 if !R::COMPUTES =>
             {
                 Ok(false)
@@ -206,7 +206,7 @@ impl WeightExpr {
             Self::Transpose(of) => {
                 let (height, width) = (rows.len(), cols.len());
                 let mut part = vec![R::Number::default(); out.len()];
-                if !of.walk(lead, cols, rows, reader, &mut part)? {
+                if !of.walk(matrix, cols, rows, reader, &mut part)? {
                     return Ok(false);
                 }
                 for (r, row) in out.chunks_exact_mut(width).enumerate() {
@@ -219,8 +219,8 @@ impl WeightExpr {
             Self::Slice { axis, start, step, of, .. } => {
                 let slice = Strided { start: *start, step: *step, of };
                 match axis {
-                    Axis::Rows => slice.rows(lead, rows, cols, reader, out),
-                    Axis::Cols => slice.cols(lead, rows, cols, reader, out),
+                    Axis::Rows => slice.rows(matrix, rows, cols, reader, out),
+                    Axis::Cols => slice.cols(matrix, rows, cols, reader, out),
                 }
             }
             Self::Concat { axis: Axis::Rows, of } => {
@@ -230,7 +230,7 @@ impl WeightExpr {
                     let (lo, hi) = (rows.start.max(first), rows.end.min(end));
                     if lo < hi {
                         let (mine, others) = rest.split_at_mut((hi - lo) * cols.len());
-                        if !part.walk(lead, lo - first..hi - first, cols.clone(), reader, mine)? {
+                        if !part.walk(matrix, lo - first..hi - first, cols.clone(), reader, mine)? {
                             return Ok(false);
                         }
                         rest = others;
@@ -245,11 +245,11 @@ impl WeightExpr {
                     let end = first + part.dims().cols;
                     let (lo, hi) = (cols.start.max(first), cols.end.min(end));
                     if lo == cols.start && hi == cols.end {
-                        return part.walk(lead, rows, lo - first..hi - first, reader, out);
+                        return part.walk(matrix, rows, lo - first..hi - first, reader, out);
                     }
                     if lo < hi {
                         let mut strip = vec![R::Number::default(); rows.len() * (hi - lo)];
-                        if !part.walk(lead, rows.clone(), lo - first..hi - first, reader, &mut strip)? {
+                        if !part.walk(matrix, rows.clone(), lo - first..hi - first, reader, &mut strip)? {
                             return Ok(false);
                         }
                         let at = lo - cols.start;
@@ -269,20 +269,22 @@ impl WeightExpr {
                 }
                 Ok(true)
             }
-            Self::Stack(of) => of[lead].walk(0, rows, cols, reader, out),
+            Self::Stack(of) => of[matrix].walk(0, rows, cols, reader, out),
             Self::Split { of, .. } => {
-                let first = lead * dims.rows;
+                let first = matrix * dims.rows;
                 of.walk(0, first + rows.start..first + rows.end, cols, reader, out)
             }
             Self::Arrange { order, of } => {
-                let order =
-                    order.get(lead.saturating_mul(dims.rows)..).and_then(|o| o.get(rows)).unwrap_or_default();
+                let order = order
+                    .get(matrix.saturating_mul(dims.rows)..)
+                    .and_then(|o| o.get(rows))
+                    .unwrap_or_default();
                 let (width, mut rest) = (cols.len(), out);
                 // Rows that follow each other are read together.
                 for run in order.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
                     let first = run.first().map_or(0, |&r| r as usize);
                     let (mine, others) = rest.split_at_mut(run.len() * width);
-                    if !of.walk(lead, first..first + run.len(), cols.clone(), reader, mine)? {
+                    if !of.walk(matrix, first..first + run.len(), cols.clone(), reader, mine)? {
                         return Ok(false);
                     }
                     rest = others;
@@ -308,10 +310,10 @@ impl WeightExpr {
                 }
                 Ok(true)
             }
-            Self::ScaleLead { of, by } => {
+            Self::ScaleMatrices { of, by } => {
                 let mut factor = [R::Number::default()];
-                let all = by.walk(0, 0..1, lead..lead + 1, reader, &mut factor)?
-                    && of.walk(lead, rows, cols, reader, out)?;
+                let all = by.walk(0, 0..1, matrix..matrix + 1, reader, &mut factor)?
+                    && of.walk(matrix, rows, cols, reader, out)?;
                 let factors = vec![factor[0]; out.len()];
                 R::scale(out, &factors);
                 Ok(all)
@@ -325,14 +327,14 @@ impl WeightExpr {
                 Ok(all)
             }
             Self::Map { map, of } => {
-                let all = of.walk(lead, rows, cols, reader, out)?;
+                let all = of.walk(matrix, rows, cols, reader, out)?;
                 R::map(*map, out);
                 Ok(all)
             }
             Self::ScaleCols { of, by } => {
                 let mut factors = vec![R::Number::default(); cols.len()];
                 let all = by.walk(0, 0..1, cols.clone(), reader, &mut factors)?
-                    && of.walk(lead, rows, cols, reader, out)?;
+                    && of.walk(matrix, rows, cols, reader, out)?;
                 out.chunks_exact_mut(factors.len()).for_each(|row| R::scale(row, &factors));
                 Ok(all)
             }
@@ -368,7 +370,7 @@ impl Strided<'_> {
 
     fn rows<R: Reader>(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         reader: &R,
@@ -377,18 +379,18 @@ impl Strided<'_> {
         let cover = self.covered(&rows)?;
         let width = cols.len();
         if self.step == 1 {
-            return self.of.walk(lead, cover, cols, reader, out);
+            return self.of.walk(matrix, cover, cols, reader, out);
         }
         if self.step > COVER_STEP {
             for (row, r) in out.chunks_exact_mut(width).zip(cover.step_by(self.step)) {
-                if !self.of.walk(lead, r..r + 1, cols.clone(), reader, row)? {
+                if !self.of.walk(matrix, r..r + 1, cols.clone(), reader, row)? {
                     return Ok(false);
                 }
             }
             return Ok(true);
         }
         let mut all = vec![R::Number::default(); cover.len() * width];
-        if !self.of.walk(lead, cover, cols, reader, &mut all)? {
+        if !self.of.walk(matrix, cover, cols, reader, &mut all)? {
             return Ok(false);
         }
         for (row, from) in out.chunks_exact_mut(width).zip(all.chunks_exact(width).step_by(self.step.max(1)))
@@ -400,7 +402,7 @@ impl Strided<'_> {
 
     fn cols<R: Reader>(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         reader: &R,
@@ -409,12 +411,12 @@ impl Strided<'_> {
         let cover = self.covered(&cols)?;
         let width = cols.len();
         if self.step == 1 {
-            return self.of.walk(lead, rows, cover, reader, out);
+            return self.of.walk(matrix, rows, cover, reader, out);
         }
         if self.step > COVER_STEP {
             let mut column = vec![R::Number::default(); rows.len()];
             for (i, c) in cover.step_by(self.step).enumerate() {
-                if !self.of.walk(lead, rows.clone(), c..c + 1, reader, &mut column)? {
+                if !self.of.walk(matrix, rows.clone(), c..c + 1, reader, &mut column)? {
                     return Ok(false);
                 }
                 for (row, x) in out.chunks_exact_mut(width).zip(&column) {
@@ -424,7 +426,7 @@ impl Strided<'_> {
             return Ok(true);
         }
         let mut all = vec![R::Number::default(); rows.len() * cover.len()];
-        if !self.of.walk(lead, rows, cover.clone(), reader, &mut all)? {
+        if !self.of.walk(matrix, rows, cover.clone(), reader, &mut all)? {
             return Ok(false);
         }
         for (row, from) in out.chunks_exact_mut(width).zip(all.chunks_exact(cover.len())) {

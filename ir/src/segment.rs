@@ -25,30 +25,30 @@ use bincode::{Decode, Encode};
 /// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Layout {
-    /// Row-major `[lead, rows, cols]`.
+    /// Row-major `[matrices, rows, cols]`.
     Rows,
-    /// Panels of `nr` output channels: `[lead][⌈N/nr⌉]` panels, zero-padded.
+    /// Panels of `nr` output channels: `[matrices][⌈N/nr⌉]` panels, zero-padded.
     Panels {
         /// Output channels per panel.
         nr: u32,
     },
     /// As `Panels`, but every panel holds `nr/2` gate channels, then the `nr/2` up channels of the same
-    /// outputs: `[lead][⌈I/(nr/2)⌉]` panels.
+    /// outputs: `[matrices][⌈I/(nr/2)⌉]` panels.
     GluPanels {
         /// Columns per panel.
         nr: u32,
     },
-    /// Bundles of neurons, `[lead, rows, 3H]`, a row after the other: [`Bundle`].
+    /// Bundles of neurons, `[matrices, rows, 3H]`, a row after the other: [`Bundle`].
     Neurons {
-        /// Whether every bundle begins with a sketch of its gate.
-        sketch: bool,
+        /// Whether every bundle begins with a bound of its gate.
+        gate_bound: bool,
     },
-    /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
+    /// Gates of neurons by themselves, `[matrices, rows, H]`: as in a [`Bundle`], a row after the other.
     Gates,
-    /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
+    /// Up and down of neurons by themselves, `[matrices, rows, 2H]`: as in a [`Bundle`], [`Bundle::up_down_pitch`] bytes from one
     /// neuron to the next. After all neurons of a matrix their scales, where these lie by themselves
-    /// ([`Bundle::scales_apart`]): of up and of down of each, [`Bundle::rest_scales_bytes`] bytes.
-    Rests,
+    /// ([`Bundle::has_split_scales`]): of up and of down of each, [`Bundle::up_down_scales_bytes`] bytes.
+    UpDown,
 }
 
 impl Layout {
@@ -56,7 +56,7 @@ impl Layout {
     /// not fit.
     pub const fn stored_rows(self, rows: u64) -> Option<u64> {
         match self {
-            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests => Some(rows),
+            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown => Some(rows),
             Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
             Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
@@ -68,7 +68,7 @@ impl Layout {
     /// Panels of a matrix of `rows` rows; 0 in rows, and `None` where the layout does not fit.
     pub const fn panels(self, rows: u64) -> Option<u64> {
         match (self, self.stored_rows(rows)) {
-            (Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests, Some(_)) => Some(0),
+            (Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown, Some(_)) => Some(0),
             (Self::Panels { nr } | Self::GluPanels { nr }, Some(stored)) => Some(stored / nr as u64),
             (_, None) => None,
         }
@@ -76,14 +76,14 @@ impl Layout {
 
     /// Whether rows lie one after the other, and not in panels.
     pub const fn is_by_rows(self) -> bool {
-        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests)
+        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown)
     }
 
     /// Parts of a row, each of which is stored as a row of its own.
     pub const fn parts(self) -> usize {
         match self {
             Self::Neurons { .. } => PARTS,
-            Self::Rests => PARTS - 1,
+            Self::UpDown => PARTS - 1,
             Self::Rows | Self::Panels { .. } | Self::GluPanels { .. } | Self::Gates => 1,
         }
     }
@@ -115,9 +115,11 @@ impl Layout {
         match self {
             Self::Rows => format.row_bytes(cols),
             Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
-            Self::Neurons { sketch } => Bundle { format, hidden: cols / PARTS, sketch }.bytes(),
-            Self::Gates => Bundle { format, hidden: cols, sketch: false }.part_bytes(),
-            Self::Rests => Bundle { format, hidden: cols / (PARTS - 1), sketch: false }.rest_stored_bytes(),
+            Self::Neurons { gate_bound } => Bundle { format, hidden: cols / PARTS, gate_bound }.bytes(),
+            Self::Gates => Bundle { format, hidden: cols, gate_bound: false }.part_bytes(),
+            Self::UpDown => {
+                Bundle { format, hidden: cols / (PARTS - 1), gate_bound: false }.up_down_stored_bytes()
+            }
         }
     }
 }
@@ -144,7 +146,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Shape as `(lead, rows, cols)`, 1 where absent.
+    /// Shape as `(matrices, rows, cols)`, 1 where absent.
     pub fn extents(&self) -> (u32, u32, u32) {
         let axis = |i: usize| self.shape.iter().rev().nth(i).copied().unwrap_or(1);
         (axis(2), axis(1), axis(0))
@@ -163,10 +165,10 @@ impl Segment {
         self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
     }
 
-    /// The bundle that its up and down are of, where its layout is [`Layout::Rests`].
-    pub fn rests(&self) -> Option<Bundle> {
+    /// The bundle that its up and down are of, where its layout is [`Layout::UpDown`].
+    pub fn up_down(&self) -> Option<Bundle> {
         let hidden = self.extents().2 as usize / (PARTS - 1);
-        (self.layout == Layout::Rests).then_some(Bundle { format: self.format, hidden, sketch: false })
+        (self.layout == Layout::UpDown).then_some(Bundle { format: self.format, hidden, gate_bound: false })
     }
 
     /// Where matrix `i` begins in the file; `None` where there is none.

@@ -1,6 +1,6 @@
 //! States: what outlives a call, of which kind it is, and how it lies in memory.
 //!
-//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. A caller that wants to go back asks it.
+//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. A caller that wants to go back checks it.
 //!
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
 //! products like any other. Every (slot, head) is contiguous; the last panel is padded.

@@ -8,7 +8,7 @@ use bincode::{Decode, Encode};
 attributes! {
     /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-    pub struct Port as "port" {
+    pub struct GraphTensor as "tensor" {
         /// Name in the function's signature.
         pub name: String,
         /// Extents.
@@ -16,20 +16,20 @@ attributes! {
     }
 }
 
-impl Port {
+impl GraphTensor {
     /// Numbers in it, or `None` where that overflows.
     pub fn checked_elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent as usize))
     }
 
-    /// Numbers in it, of a port that [`crate::verify::plan`] accepts.
+    /// Numbers in it, of a tensor that [`crate::verify::plan`] accepts.
     pub fn elements(&self) -> usize {
         self.checked_elements().unwrap_or(usize::MAX)
     }
 }
 
 attributes! {
-    /// A static graph: a function of an artifact that a unit beside the CPU executes.
+    /// A static graph: a function of an artifact that an accelerator executes.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphDecl {
         /// Path of the artifact, relative to the bundle.
@@ -37,9 +37,9 @@ attributes! {
         /// Function in it.
         pub function: String,
         /// What it takes, in order.
-        pub inputs: Vec<Port>,
+        pub inputs: Vec<GraphTensor>,
         /// What it gives, in order.
-        pub outputs: Vec<Port>,
+        pub outputs: Vec<GraphTensor>,
         /// Whether the artifact keeps a state for each sequence slot.
         pub stateful: bool,
     }
@@ -49,8 +49,8 @@ impl GraphDecl {
     /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends after
     /// its last row.
     pub fn fixed_start(&self) -> Option<u32> {
-        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
-        match (port("mask"), port("write")) {
+        let tensor = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (tensor("mask"), tensor("write")) {
             (Some(mask), None) => mask.shape[3].checked_sub(mask.shape[2]),
             _ => None,
         }
@@ -87,13 +87,13 @@ attributes! {
 }
 
 attributes! {
-    /// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+    /// A subgraph of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
     /// its graphs take the same rows; the channels of their results follow each other in `y`.
     ///
     /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
     /// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-    pub struct GraphPart {
+    pub struct Subgraph {
         /// Indices into [`crate::plan::Plan::graphs`].
         pub graphs: Vec<u32>,
         /// Channels of `x`.
@@ -101,14 +101,14 @@ attributes! {
         /// Channels of `y`.
         pub outputs: u32,
         /// What attention has besides.
-        pub attention: Option<PartAttention>,
+        pub attention: Option<SubgraphAttention>,
     }
 }
 
 attributes! {
-    /// Attention of a [`GraphPart`].
+    /// Attention of a [`Subgraph`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-    pub struct PartAttention as "attention" {
+    pub struct SubgraphAttention as "attention" {
         /// Channels of `angles`; 0: nothing rotates.
         pub angles: u32,
         /// Positions of the state, `C`.
@@ -116,7 +116,7 @@ attributes! {
         /// Tokens that a row sees, its own included, if not all.
         pub window: Option<u32>,
         /// Whether every row is a sequence of its own: each then has a call of its own.
-        pub apart: bool,
+        pub one_call_per_row: bool,
     }
 }
 

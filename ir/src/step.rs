@@ -1,6 +1,6 @@
 //! Steps of a plan: what runs, on which rows, with which addresses.
 
-use crate::op::{Attributes, FETCHED, attributes};
+use crate::op::{Attributes, MAX_REQUEST_SCORES, attributes};
 use crate::results::Results;
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
@@ -68,9 +68,9 @@ pub enum Builtin {
         /// Channels of a row of `x` and of `y`, and from one row to the next.
         hidden: u32,
     },
-    /// `[scores, (scores of layers ahead), table]`: asks the store for the experts that the table names. See
-    /// [`crate::Op::Fetch`].
-    Fetch {
+    /// `[scores, (scores of layers ahead), table]`: requests from the store the experts that the table names. See
+    /// [`crate::Op::RequestExperts`].
+    RequestExperts {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
         /// Rows that the table is laid out for.
@@ -78,11 +78,11 @@ pub enum Builtin {
         /// Experts per token that the table is laid out for, up to those of the layer.
         k: u32,
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
-        strides: [u32; FETCHED],
+        strides: [u32; MAX_REQUEST_SCORES],
     },
-    /// `[table, (lists of active neurons)]`: asks the store for up and down of the neurons that a step after `neuron_gate` has
-    /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
-    Wake {
+    /// `[table, (lists of active neurons)]`: requests from the store up and down of the neurons that a step after `neuron_gate` has
+    /// listed ([`crate::bundle::active_list_words`]), or without lists for all neurons of the experts that the table names.
+    RequestNeurons {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
         /// Rows that the table is laid out for.
@@ -90,7 +90,7 @@ pub enum Builtin {
         /// Experts per token that the table is laid out for.
         k: u32,
     },
-    /// `[x, table, gate and up, down, (their biases), y]`: runs the streams of a set on the rows that the table gives their
+    /// `[x, table, gate and up, down, (their biases), y]`: runs the NDP command streams of a set on the rows that the table gives their
     /// experts. See [`crate::Op::ExpertFfn`].
     Streams {
         /// Index into [`crate::plan::Plan::streams`].
@@ -142,8 +142,8 @@ pub enum Span {
 }
 
 impl Builtin {
-    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `Fetch` and
-    /// `Wake` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
+    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `RequestExperts` and
+    /// `RequestNeurons` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
             Self::Launch { .. } => 0,
@@ -153,8 +153,8 @@ impl Builtin {
             | Self::Copy { .. }
             | Self::Experts { .. }
             | Self::Streams { .. }
-            | Self::Fetch { .. }
-            | Self::Wake { .. }
+            | Self::RequestExperts { .. }
+            | Self::RequestNeurons { .. }
             | Self::Part { .. } => 1,
             Self::LimitCapacity { .. } => 2,
         }
@@ -178,8 +178,8 @@ pub enum Arg {
     /// Segment of the plan.
     Segment(u32),
     /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
-    /// layout is [`Layout::Rests`](crate::plan::Layout::Rests): of its rows, matrix after matrix, each followed by that of the row's scales where these
-    /// lie by themselves ([`Bundle::rest_addresses`](crate::Bundle::rest_addresses)).
+    /// layout is [`Layout::UpDown`](crate::plan::Layout::UpDown): of its rows, matrix after matrix, each followed by that of the row's scales where these
+    /// lie by themselves ([`Bundle::up_down_addresses`](crate::Bundle::up_down_addresses)).
     Matrices(u32),
     /// State of the plan.
     State(u32),

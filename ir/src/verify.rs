@@ -42,7 +42,7 @@
 //!     functions have the arguments, of the sizes, that they need, and write to buffers that hold no operand of
 //!     theirs; a part's graphs take the rows of its step.
 //! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the CPU and each of its
-//!     dependencies there. Units beside the CPU have no barriers.
+//!     dependencies there. Accelerators have no barriers.
 //! 12. Steps have no data hazard. What a step touches follows from its arguments and the results of its kernel
 //!     ([`Accesses`](crate::access::Accesses)). Before it begins, every earlier step that writes some of it has ended, and for
 //!     what it writes, every earlier step that reads some of it: by barriers, by the order of a unit's own steps, and by
@@ -57,19 +57,19 @@
 //! 15. What a memory holds at once, [`Plan::peak`](crate::plan::Plan::peak), is no more than its capacity, where it has one.
 //! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and each unit of a
 //!     `dispatch` gets a table of its own.
-//! 17. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
+//! 17. What stays on disk fits the budget with its frames; the matrices of an expert are neighbours in one file, at
 //!     multiples of a block, and every matrix has a checksum.
 //!
-//! # Streams and policies for experts
+//! # NDP command streams and policies for experts
 //!
-//! 1. Streams are of units beside the CPU, one set of a layer for each, and steps run those of their own unit.
+//! 1. NDP command streams are of accelerators, one set of a layer for each, and steps run those of their own unit.
 //! 2. A unit that may be given an expert holds its matrices: the hot unit those that start there, the cold one all.
-//! 3. Modules and frames are in range; curves ascend; every time is finite and not negative. Nothing moves where units are fixed.
+//! 3. NDP DIMMs and frames are in range; curves ascend; every time is finite and not negative. Nothing moves where units are fixed.
 //! 4. Layers that share a cache have experts of the same sizes, and each begins with one in a frame.
 //!
 //! # GPU kernels
 //!
-//! 1. They are of units beside the CPU that have a memory of their own, each once in its artifact, whose path stays inside.
+//! 1. They are of accelerators that have a memory of their own, each once in its artifact, whose path stays inside.
 //! 2. A block has whole warps, 1024 threads at most, and 48 KiB of shared memory; a grid has blocks.
 //! 3. Steps launch those of their own unit, with as many addresses as they take, in grids that are possible for all their rows.
 //!
@@ -137,7 +137,7 @@ fn is_identifier(name: &str) -> bool {
         && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
 }
 
-/// Checks the invariants of a module.
+/// Checks the invariants of a DIMM.
 ///
 /// # Errors
 /// The first broken invariant found.
@@ -161,7 +161,7 @@ pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
 ///
 /// # Errors
 /// The first broken invariant found.
-pub fn draft(plan: &Plan) -> Result<(), VerifyError> {
+pub fn unsynchronized_plan(plan: &Plan) -> Result<(), VerifyError> {
     plans::check(plan, true)?;
     order::check(plan, true)
 }

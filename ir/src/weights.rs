@@ -71,7 +71,7 @@ pub enum Axis {
     Cols,
 }
 
-/// A weight as a function of checkpoint tensors. Shapes have one to three axes, `[lead,] [rows,] cols`.
+/// A weight as a function of checkpoint tensors. Shapes have one to three axes, `[matrices,] [rows,] cols`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightExpr {
     /// A checkpoint tensor.
@@ -126,7 +126,7 @@ pub enum WeightExpr {
         by: Box<WeightExpr>,
     },
     /// Matrix `e` of several times `by[e]`.
-    ScaleLead {
+    ScaleMatrices {
         /// The matrices.
         of: Box<WeightExpr>,
         /// One factor per matrix.
@@ -201,14 +201,14 @@ pub struct Weight {
 /// Source of checkpoint tensors. Several threads may read at a time.
 pub trait Source: Sync {
     /// Decodes one rectangle of a leaf into `out`, row-major, as f32. Shapes of fewer than three axes
-    /// have `lead` 0, and a vector has the single row 0.
+    /// have `matrix` 0, and a vector has the single row 0.
     ///
     /// # Errors
     /// Whatever keeps the numbers from being read, naming file and tensor.
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
@@ -225,7 +225,7 @@ pub trait Source: Sync {
         &self,
         _leaf: &Leaf,
         _format: Format,
-        _lead: usize,
+        _matrix: usize,
         _rows: Range<usize>,
         _cols: Range<usize>,
         _out: &mut [u8],
@@ -235,7 +235,7 @@ pub trait Source: Sync {
 
     /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles that do not
     /// exist are ignored.
-    fn expect(&self, _leaf: &Leaf, _lead: usize, _rows: Range<usize>, _cols: Range<usize>) {}
+    fn expect(&self, _leaf: &Leaf, _matrix: usize, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 
 impl WeightClass {
@@ -273,7 +273,7 @@ impl Weight {
     }
 
     /// Extent of the leading axis; 1 where absent.
-    pub fn lead(&self) -> usize {
+    pub fn matrices(&self) -> usize {
         self.axis_from_last(2)
     }
 

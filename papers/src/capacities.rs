@@ -7,11 +7,11 @@ use moec_base::{Error, Result};
 use moec_config::{ExpertsConfig, Overflow};
 use moec_costs::run::{Outcome, Placed, Prompt, Scene};
 use moec_costs::timeline::Queue;
-use moec_costs::units::{Units, Wish};
+use moec_costs::units::{UnitPreference, Units};
 use moec_costs::{Constants, Model};
 use moec_ir::placement::ExpertTable;
+use moec_passes::assign_residency::assign_layer_residency;
 use moec_passes::group::{Options, group_layer, tiered};
-use moec_passes::reside::reside_layer;
 use moec_passes::tier::tier;
 use moec_profile::Profile;
 use moec_profile::loads::{Loads, loads};
@@ -209,7 +209,8 @@ impl Case {
         let size = |layer: u32| {
             self.model.layers.iter().find(|l| l.layer == layer).and_then(|l| l.experts).map(|moe| moe.size)
         };
-        let options = Options { group: wanted.group, sizes: wanted.sizes, home: Wish::Graphs };
+        let options =
+            Options { group: wanted.group, sizes: wanted.sizes, preference: UnitPreference::Graphs };
         let mut placement = if setting.by_cost {
             tiered(loads, units, wanted, wanted.coverage, &size, options)?
         } else {
@@ -217,12 +218,12 @@ impl Case {
         };
         for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
             let size = size(table.layer).ok_or_else(|| Error::input("the loads are not of this model"))?;
-            // A wish that does not fit is the most that fits.
+            // A request that does not fit is the most that fits.
             let fits =
                 units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
             let group = wanted.group.map(|g| g.min(fits.max(1)));
             group_layer(table, layer, size, units, Options { group, ..options })?;
-            reside_layer(table, layer, units, Wish::Graphs);
+            assign_layer_residency(table, layer, units, UnitPreference::Graphs);
         }
         Ok(placement.experts)
     }

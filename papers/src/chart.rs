@@ -9,7 +9,7 @@ const LEFT: f64 = 58.0;
 const RIGHT: f64 = 688.0;
 const TOP: f64 = 58.0;
 const BOTTOM: f64 = 270.0;
-/// Colours that are told apart without red and green.
+/// Colours that are distinguished without red and green.
 pub const COLOURS: [&str; 5] = ["#9ca3af", "#60a5fa", "#1d4ed8", "#f59e0b", "#c2410c"];
 
 /// Values of one colour.

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 /// Published evaluations again, simulated
 #[derive(Debug, Parser)]
 #[command(name = "moec-papers", max_term_width = 100, disable_help_subcommand = true)]
-enum Verb {
+enum Commands {
     /// Rerun the evaluation of NPUMoE, and print every figure of it beside the simulated one
     Npumoe {
         /// One of the devices that it measured [default: all]
@@ -75,14 +75,14 @@ struct Run {
 }
 
 fn main() -> ExitCode {
-    let verb = match Verb::try_parse() {
-        Ok(verb) => verb,
+    let command = match Commands::try_parse() {
+        Ok(command) => command,
         Err(e) => {
             output::usage(&e);
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };
-    match run(&verb) {
+    match run(&command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
@@ -91,33 +91,33 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(verb: &Verb) -> Result<()> {
-    match verb {
-        Verb::Npumoe { target, json } => {
+fn run(command: &Commands) -> Result<()> {
+    match command {
+        Commands::Npumoe { target, json } => {
             let report = report(target.as_deref())?;
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
-        Verb::Page => output::data(&page::page(&report(None)?)),
-        Verb::Mechanisms => output::data(&mechanisms::page()?),
-        Verb::Trimoe(run) => {
+        Commands::Page => output::data(&page::page(&report(None)?)),
+        Commands::Mechanisms => output::data(&mechanisms::page()?),
+        Commands::Trimoe(run) => {
             let size = if run.quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL };
             publish(trimoe::pages(size)?, run, "trimoe")
         }
-        Verb::PowerInfer2(run) => {
+        Commands::PowerInfer2(run) => {
             let size =
                 if run.quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
             publish(powerinfer2::pages(size)?, run, "powerinfer2")
         }
-        Verb::HybriMoe(run) => {
+        Commands::HybriMoe(run) => {
             let size = if run.quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
             publish(hybrimoe::pages(size)?, run, "hybrimoe")
         }
-        Verb::MoBile(run) => {
+        Commands::MoBile(run) => {
             let size = if run.quick { mobile::report::Size::QUICK } else { mobile::report::Size::FULL };
             publish(mobile::pages(size)?, run, "mobile")
         }
-        Verb::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
-        Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
+        Commands::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
+        Commands::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }
 

@@ -156,7 +156,7 @@ pub fn page() -> Result<String> {
 fn places(all: &[String], between: &str) -> String {
     let place = |place: &String| {
         let (file, item) = place.split_once(between).unwrap_or((place, ""));
-        // Enough of the path to tell files apart.
+        // Enough of the path to distinguish files.
         let mut parts: Vec<&str> = file.split('/').filter(|part| *part != "src").collect();
         let most = if parts.iter().rev().nth(1) == Some(&"tests") { 3 } else { 2 };
         let shown = parts.split_off(parts.len().saturating_sub(most)).join("/");

@@ -1,9 +1,9 @@
 //! Errors of the runtime: what went wrong and where, whose fault it is, and what to do about it.
 //!
-//! A kind is what callers tell apart: by exit codes, statuses of HTTP, or what they do instead. Everything else is in the message, which
+//! A kind is what callers distinguish: by exit codes, statuses of HTTP, or what they do instead. Everything else is in the message, which
 //! is written where the error occurs, or by a constructor here where several places report the same.
 
-use crate::offload::flash::ReadError;
+use crate::offload::disk::ReadError;
 use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io;
@@ -306,13 +306,13 @@ impl Error {
     pub(crate) fn context(what: &str, needed: usize, max: usize) -> Self {
         Self::limit(Limit::Context, max, format!("{what} {needed} tokens, but the context holds {max}"))
             .with_hint(
-                "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`",
+                "shorten the prompt, request fewer tokens with `-n`, or build with a larger `max_context`",
             )
     }
 
     /// More sequences than the KV cache holds.
     pub(crate) fn few_slots(needed: usize, slots: u32) -> Self {
-        let what = format!("{needed} sequences were asked for, but the KV cache holds {slots}");
+        let what = format!("{needed} sequences were requested, but the KV cache holds {slots}");
         Self::limit(Limit::Sequences, slots as usize, what).with_hint(format!(
             "name {needed} in `decode_batch` under `[shapes]` in `model.toml`, as in `decode_batch = {}`, and build again",
             batches(needed)

@@ -5,16 +5,16 @@
 //! * [`exec`]: the [`Engine`]. The CPU's threads walk the steps of an entry point together; every other unit ([`exec::unit`])
 //!   walks its own beside them, and units wait for each other at events ([`sync`]).
 //! * [`kv`]: what slots hold of their sequences; how these begin, go back, are copied and saved.
-//! * [`offload`]: experts and neurons on flash: the reader, what is in memory, which stay.
+//! * [`offload`]: experts and neurons on disk: the reader, what is in memory, which stay.
 //! * [`schedule`]: which unit computes which expert of a step, where several can.
 //! * [`serving`]: sequences in batches, samplers, drafts, stop strings, the tokenizer.
 //! * [`platform`]: CPUs, memory, files of others.
 //! * [`cli`]: the subcommands of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `exec` (addresses and threads), `sync::pool`, `platform` (memory, mapped files and what
-//! becomes of one that is cut, questions to the system), `weights` (mapped files, memory that reads fill, questions to the page
-//! cache), `offload::flash` (reads into memory: `buffer`, `uring`, `threads`, and those that hand it to them), `offload::paging`
-//! (what steps read of experts on flash), `cli::interrupt`, and nowhere else.
+//! becomes of one that is cut, questions to the operating system), `weights` (mapped files, memory that reads fill, questions to the page
+//! cache), `offload::disk` (reads into memory: `buffer`, `uring`, `threads`, and those that hand it to them), `offload::paging`
+//! (what steps read of experts on disk), `cli::interrupt`, and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
@@ -42,4 +42,4 @@ pub use serving::sampler::{Constraint, LogProbabilities, Sampler, Sampling};
 pub use serving::scheduler::{Scheduler, Setting};
 pub use serving::text::Text;
 pub use weights::store::CheckLevel;
-pub use weights::{Demand, Held, Weights};
+pub use weights::{Demand, WeightPlacement, Weights};

@@ -110,7 +110,7 @@ fn what_makes_no_sense_is_refused() {
         };
         assert_eq!(
             of(&request, 5, hot()),
-            "5 sequences were asked for, but the KV cache holds 3 | name 5 in `decode_batch` under `[shapes]` in \
+            "5 sequences were requested, but the KV cache holds 3 | name 5 in `decode_batch` under `[shapes]` in \
              `model.toml`, as in `decode_batch = [1, 2, 4, 5]`, and build again"
         );
         assert!(of(&Request { slot: 2, ..request }, 2, hot()).contains("[1, 2, 4]"));

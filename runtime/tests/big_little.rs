@@ -133,11 +133,11 @@ fn what_makes_no_sense_is_refused() {
 fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
     let job = Job {
         prompt: prompt.to_vec(),
-        choosers: vec![Box::new(Sampler::new(Sampling::default()))],
+        samplers: vec![Box::new(Sampler::new(Sampling::default()))],
         n,
         end: vec![],
         limit: None,
-        guesses: 0,
+        draft_tokens: 0,
     };
     scheduler.submit(job).unwrap();
     let (mut ids, mut had) = (Vec::new(), 0);

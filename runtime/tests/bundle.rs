@@ -8,8 +8,8 @@ use common::*;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, Step};
 use moec_runtime::bundle::BundleReader;
-use moec_runtime::exec::beside::Executor;
-use moec_runtime::exec::unit::{Lane, Launch, Unit};
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::unit::{ComputeUnit, Launch, PoolThread};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::weights::store::MappedStore;
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program};
@@ -78,7 +78,7 @@ fn a_path_out_of_the_bundle() {
 }
 
 #[test]
-fn a_processor_without_the_features() {
+fn a_cpu_without_the_features() {
     let mut plan = plan(&ENTRIES);
     plan.target.features = vec!["flux-capacitor".to_owned()];
     let dir = bundle();
@@ -149,12 +149,12 @@ fn plans_that_would_leave_their_memory() {
     assert!(Program::new(plan(&ENTRIES), &resolve).is_ok());
 }
 
-/// A plan whose steps are on a unit beside the CPU.
+/// A plan whose steps are on an accelerator.
 const BESIDE: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "TRIPLE", cpu = "c", features = []}
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "other" {family = "other", memory = 1}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "other" {backend = "other", memory = 1}
 memory 0 "ram" {arena_bytes = 320}
 memory 1 "own" {arena_bytes = 64}
 link 0 {from = 0, to = 1}
@@ -176,7 +176,7 @@ struct Other {
     memory: Option<Region>,
 }
 
-impl Unit for Other {
+impl ComputeUnit for Other {
     fn name(&self) -> &'static str {
         "another unit"
     }
@@ -190,7 +190,7 @@ impl Unit for Other {
         Ok(Some(memory.base()))
     }
 
-    unsafe fn submit(&self, _: &Launch<'_>, _: Lane) {}
+    unsafe fn submit(&self, _: &Launch<'_>, _: PoolThread) {}
 }
 
 /// The plan gives each step its unit, and each unit knows what it executes: the two are compared before anything runs.

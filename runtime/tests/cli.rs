@@ -12,17 +12,17 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-struct Done {
+struct ProcessOutput {
     status: u8,
     out: String,
     err: String,
 }
 
-fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> Done {
+fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> ProcessOutput {
     run_program(&program(&ENTRIES), bundle, args, input)
 }
 
-fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>) -> Done {
+fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>) -> ProcessOutput {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.map(str::as_bytes);
     let input = input.as_mut().map(|i| i as &mut dyn Read);
@@ -30,11 +30,11 @@ fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>
     let io = Io { input, out: &mut out, err: &mut err };
     let status = Front::default().run_with(program, bundle, args, io);
     let text = |b| String::from_utf8(b).unwrap();
-    Done { status, out: text(out), err: text(err) }
+    ProcessOutput { status, out: text(out), err: text(err) }
 }
 
 /// Runs in a bundle with a tokenizer.
-fn run(args: &str) -> Done {
+fn run(args: &str) -> ProcessOutput {
     let dir = bundle();
     add_tokenizer(dir.path());
     run_in(dir.path(), args, None)
@@ -100,14 +100,14 @@ fn a_saved_prompt_is_not_read_again() {
 }
 
 #[test]
-fn guesses_are_counted_and_refused_where_tokens_would_differ() {
+fn draft_tokens_are_counted_and_refused_where_tokens_would_differ() {
     let dir = bundle();
     let run = |args: &str| run_in(dir.path(), args, None);
     let ids = [7, 8, 9, 7, 8, 9, 7, 8];
     let done = run(&format!("generate --ids {} -n 12 --json --speculate 4", joined(&ids)));
     let json: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(json["ids"], serde_json::json!(continuation(&ids, 12)));
-    assert!(json["speculation"]["guessed"].as_u64().is_some());
+    assert!(json["speculation"]["draft_tokens"].as_u64().is_some());
     let done = run("generate --ids 7,8 -n 12 --speculate 4");
     assert!(done.err.contains("draft tokens: "), "{}", done.err);
     let done = run("generate --ids 7,8 -n 12 --speculate 4 --temperature 1");
@@ -265,7 +265,7 @@ fn refusals() {
             "generate --ids 1 --best-of 4 --temperature 1",
             2,
             &[
-                "error: 4 sequences were asked for, but the KV cache holds 3",
+                "error: 4 sequences were requested, but the KV cache holds 3",
                 "hint: name 4 in `decode_batch` under `[shapes]`",
                 "decode_batch = [1, 2, 4]",
             ],
@@ -277,7 +277,7 @@ fn refusals() {
         ),
         ("generate --ids 1 --all", 2, &["--best-of"]),
         ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
-        ("bench --best-of 4", 2, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
+        ("bench --best-of 4", 2, &["error: 4 sequences were requested, but the KV cache holds 3"]),
         ("bench --best-of 2 --batch 2", 2, &["cannot be used with"]),
         (
             "generate --ids 1 --budget -3",
@@ -292,10 +292,10 @@ fn refusals() {
         (
             "generate --ids 1 --budget 3GiB",
             2,
-            &["error: `--budget` is about experts on flash", "hint: set `budget` under `[memory]`"],
+            &["error: `--budget` is about experts on disk", "hint: set `budget` under `[memory]`"],
         ),
-        ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` is about experts on flash"]),
-        ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` is about experts on flash"]),
+        ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` is about experts on disk"]),
+        ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` is about experts on disk"]),
         // Before any work, so that nothing is printed that would have to be made again.
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),

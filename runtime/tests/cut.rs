@@ -61,7 +61,7 @@ fn case() {
             let other = path.with_extension("other");
             fs::copy(path, &other).unwrap();
             drop(MappedFile::open(&other).unwrap());
-            // The system gives the same addresses again.
+            // The operating system gives the same addresses again.
             // SAFETY: bytes are bytes.
             let map = unsafe { Mmap::map(&fs::File::open(&other).unwrap()).unwrap() };
             cut(&other, 0);

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use moec_ir::placement::{Expected, ExpertTable, Placement};
-use moec_runtime::exec::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Overflowed, Tally};
+use moec_runtime::exec::overflow::{
+    Choices, Decider, Fate, Misrouted, Overflow, OverflowCounters, Overflowed,
+};
 use proptest::prelude::*;
 
 fn decide(
@@ -13,11 +15,11 @@ fn decide(
     saliency: &[f32],
     capacities: &[u32],
     policy: Overflow,
-) -> (Vec<Fate>, Tally) {
-    let (mut decider, mut tally) = (Decider::default(), Tally::default());
+) -> (Vec<Fate>, OverflowCounters) {
+    let (mut decider, mut counters) = (Decider::default(), OverflowCounters::default());
     let choices = Choices { ids, k, saliency };
-    let fates = decider.decide(&choices, capacities, policy, &mut tally).unwrap().to_vec();
-    (fates, tally)
+    let fates = decider.decide(&choices, capacities, policy, &mut counters).unwrap().to_vec();
+    (fates, counters)
 }
 
 #[test]
@@ -44,8 +46,8 @@ fn overflowed(routed: u64, spilled: u64) -> Overflowed {
         experts: Vec::new(),
     };
     let placement = Placement { chunk: 64, experts: vec![table], ..Placement::default() };
-    let tally = Tally { routed, spilled, ..Tally::default() };
-    Overflowed::of(&[(3, tally)], &placement).unwrap()
+    let counters = OverflowCounters { routed, spilled, ..OverflowCounters::default() };
+    Overflowed::of(&[(3, counters)], &placement).unwrap()
 }
 
 #[test]
@@ -66,30 +68,32 @@ fn more_overflow_than_expected_is_seen_when_it_is_no_chance() {
 #[test]
 fn rates_are_counted() {
     let ids = [0, 1, 0, 1, 0, 1, 0, 2];
-    let (_, mut tally) = decide(&ids, 2, &[1.0; 4], &[2, 0, 16], Overflow::Prune);
-    tally.executed(2, [2]);
-    tally.executed(16, [1]);
-    assert_eq!(tally, Tally { routed: 8, pruned: 2, spilled: 0, rows: 18, padding: 15 });
-    assert_eq!((tally.drop_rate(), tally.spill_rate()), (0.25, 0.0));
-    let mut both = tally;
-    both.add(&tally);
-    assert_eq!((both.routed, both.padding_rate()), (16, tally.padding_rate()));
-    assert_eq!(Tally::default().drop_rate() + Tally::default().padding_rate(), 0.0);
+    let (_, mut counters) = decide(&ids, 2, &[1.0; 4], &[2, 0, 16], Overflow::Prune);
+    counters.executed(2, [2]);
+    counters.executed(16, [1]);
+    assert_eq!(counters, OverflowCounters { routed: 8, pruned: 2, spilled: 0, rows: 18, padding: 15 });
+    assert_eq!((counters.drop_rate(), counters.spill_rate()), (0.25, 0.0));
+    let mut both = counters;
+    both.add(&counters);
+    assert_eq!((both.routed, both.padding_rate()), (16, counters.padding_rate()));
+    assert_eq!(OverflowCounters::default().drop_rate() + OverflowCounters::default().padding_rate(), 0.0);
 }
 
 #[test]
 fn wrong_choices_are_refused() {
-    let (mut decider, mut tally) = (Decider::default(), Tally::default());
+    let (mut decider, mut counters) = (Decider::default(), OverflowCounters::default());
     let mut run = |ids: &[i32], k, rows: usize| {
         let saliency = vec![0.0; rows];
-        decider.decide(&Choices { ids, k, saliency: &saliency }, &[1, 1], Overflow::Prune, &mut tally).err()
+        decider
+            .decide(&Choices { ids, k, saliency: &saliency }, &[1, 1], Overflow::Prune, &mut counters)
+            .err()
     };
     assert_eq!(run(&[0, 2], 1, 2), Some(Misrouted::Expert { expert: 2, experts: 2 }));
     assert_eq!(run(&[0, -1], 1, 2), Some(Misrouted::Expert { expert: -1, experts: 2 }));
     assert_eq!(run(&[0, 1, 0], 2, 2), Some(Misrouted::Shape { choices: 3, k: 2, rows: 2 }));
     assert_eq!(run(&[], usize::MAX, 2), Some(Misrouted::Shape { choices: 0, k: usize::MAX, rows: 2 }));
     assert_eq!(run(&[], 2, 0), None);
-    assert_eq!(tally, Tally::default());
+    assert_eq!(counters, OverflowCounters::default());
 }
 
 /// Routing of a chunk with distinct experts per token, saliency with ties, capacities with and without a limit.
@@ -113,7 +117,7 @@ proptest! {
         spill in any::<bool>(),
     ) {
         let policy = if spill { Overflow::Spill } else { Overflow::Prune };
-        let (fates, tally) = decide(&ids, k, &saliency, &capacities, policy);
+        let (fates, counters) = decide(&ids, k, &saliency, &capacities, policy);
         prop_assert_eq!(fates.len(), ids.len());
         let mut gone = 0;
         for (e, &capacity) in capacities.iter().enumerate() {
@@ -125,8 +129,8 @@ proptest! {
             prop_assert_eq!(of(if spill { Fate::Pruned } else { Fate::Spilled }), 0);
             gone += load - load.min(room);
         }
-        prop_assert_eq!(tally.routed, ids.len() as u64);
-        prop_assert_eq!((tally.pruned, tally.spilled), if spill { (0, gone as u64) } else { (gone as u64, 0) });
+        prop_assert_eq!(counters.routed, ids.len() as u64);
+        prop_assert_eq!((counters.pruned, counters.spilled), if spill { (0, gone as u64) } else { (gone as u64, 0) });
     }
 
     #[test]
@@ -144,7 +148,7 @@ proptest! {
         let mut decider = Decider::default();
         for _ in 0..2 {
             let choices = Choices { ids: &ids, k, saliency: &saliency };
-            let again = decider.decide(&choices, &capacities, Overflow::Prune, &mut Tally::default()).unwrap();
+            let again = decider.decide(&choices, &capacities, Overflow::Prune, &mut OverflowCounters::default()).unwrap();
             prop_assert_eq!(again, &fates[..]);
         }
     }

@@ -7,12 +7,12 @@
 mod common;
 
 use common::*;
-use moec_runtime::offload::flash::{self, Choice, Read, ReadFault, Reader};
+use moec_runtime::offload::disk::{self, Choice, Read, ReadFault, Reader};
 use moec_runtime::offload::paging::Wrap;
 use moec_runtime::weights::owned::{How, MovingStore, OwnedStore};
 use moec_runtime::weights::store::{MappedStore, Store};
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
-use moec_sim::flash::fault::{Faulty, Gate, Injected};
+use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use moec_testing::PAGE_CACHE;
 use sha2::{Digest, Sha256};
 use std::fs::{self, OpenOptions};
@@ -62,7 +62,7 @@ fn program() -> Program {
 /// Reads past the page cache by `reader`, wrapped by `wrap`.
 fn how(reader: Choice, wrap: Option<Wrap>) -> How {
     let usual = How::from_env().unwrap();
-    How { flash: flash::Options { reader, time_limit: Duration::from_secs(5), ..usual.flash }, wrap }
+    How { disk: disk::Options { reader, time_limit: Duration::from_secs(5), ..usual.disk }, wrap }
 }
 
 /// A wrap around readers that does to every read what `plan` says. Lives as long as the process.
@@ -141,7 +141,7 @@ fn logits_are_those_of_mapped_weights() {
                     forget(&dir.path().join("weights/model.bin"));
                 }
                 let usual = how(reader, None);
-                let how = How { flash: flash::Options { direct, ..usual.flash }, ..usual };
+                let how = How { disk: disk::Options { direct, ..usual.disk }, ..usual };
                 let mut engine = engine(p, dir.path(), check, &how, threads).unwrap();
                 is_right(&mut engine);
                 let held = engine.weights();
@@ -158,7 +158,7 @@ fn every_byte_of_every_segment_is_that_of_the_file() {
     let bytes = file();
     let p = &program();
     let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
-    store.arrival().unwrap().wait_all().unwrap();
+    store.load_progress().unwrap().wait_all().unwrap();
     for (i, s) in (0..).zip(&p.segments) {
         let at = store.segment(i).unwrap().ptr();
         assert_eq!(at.addr() % 64, 0);
@@ -170,7 +170,7 @@ fn every_byte_of_every_segment_is_that_of_the_file() {
     }
     assert!(store.segment(3).is_none() && store.matrices(3).is_none());
     // As steps use them: frequencies, experts, head.
-    assert_eq!([0, 1, 2].map(|i| store.arrival().unwrap().needs(i)), [3, 2, 1]);
+    assert_eq!([0, 1, 2].map(|i| store.load_progress().unwrap().needs(i)), [3, 2, 1]);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_read_that_stalls_is_an_error_in_the_end() {
     let p = &program();
     let usual = how(Choice::Threads, Some(wrap));
     let time_limit = Duration::from_millis(200);
-    let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
+    let how = How { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
     let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how, 2).unwrap();
     let error = prefill(&mut engine, Want::Last).unwrap_err();
     assert!(matches!(&error, Error::Read(e) if matches!(e.fault, ReadFault::Stalled { .. })), "{error}");
@@ -256,7 +256,7 @@ fn faults_that_pass_change_nothing() {
         let check = CHECKS[seed as usize % 3];
         let p = &program();
         let usual = how(Choice::Auto, Some(wrap));
-        let how = How { flash: flash::Options { retries: 1000, ..usual.flash }, ..usual };
+        let how = How { disk: disk::Options { retries: 1000, ..usual.disk }, ..usual };
         is_right(&mut engine(p, dir.path(), check, &how, 2).unwrap());
     }
 }
@@ -339,8 +339,8 @@ fn an_engine_says_where_its_weights_lie() {
     let dir = bundle();
     let p = &program();
     for (weights, lazy, own) in [
-        (Weights::Own, false, Some(true)),
-        (Weights::Mapped, false, Some(false)),
+        (Weights::Ram, false, Some(true)),
+        (Weights::Mmap, false, Some(false)),
         (Weights::Auto, true, Some(false)),
         // That depends on the machine.
         (Weights::Auto, false, None),
@@ -423,7 +423,7 @@ fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
             faults(&Gate::default(), move |r| if r.offset >= HEAD { injected } else { Injected::Nothing });
         let usual = how(Choice::Threads, Some(wrap));
         let time_limit = Duration::from_millis(200);
-        let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
+        let how = How { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
         let mut engine = moving(p, dir.path(), &how);
         is_right(&mut engine);
         engine.settle().unwrap();
@@ -432,8 +432,8 @@ fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
         }
         let held = engine.weights();
         assert!(!held.own && held.why.contains("stay mapped"), "{held:?}");
-        let told = WARNINGS.lock().unwrap();
-        assert!(told.len() == 1 && told[0].contains("model.bin"), "{told:?}");
+        let warnings = WARNINGS.lock().unwrap();
+        assert!(warnings.len() == 1 && warnings[0].contains("model.bin"), "{warnings:?}");
     }
 }
 

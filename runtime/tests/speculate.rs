@@ -12,7 +12,7 @@ use moec_runtime::serving::speculate::Speculated;
 use moec_runtime::{Generation, Request, Sampler, Sampling};
 use proptest::prelude::*;
 
-fn guessed(
+fn speculated(
     entries: &[(moec_ir::EntryKind, u32)],
     request: &Request<'_>,
     most: usize,
@@ -21,7 +21,7 @@ fn guessed(
     with_engine(entries, 2, |engine| {
         let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
         let mut heard = Vec::new();
-        let way = Way { guesses: most, ..Way::default() };
+        let way = Way { draft_tokens: most, ..Way::default() };
         let made = generate_by(engine, request, way, (&mut decoder, &mut sampler), &mut |id| {
             heard.push(id);
             Ok(())
@@ -53,11 +53,11 @@ proptest! {
         let plain = continuation(&prompt, n);
         let stop = plain.iter().position(|id| end.contains(id)).map_or(n, |at| at + 1);
         let request = Request { slot: 1, prompt: &prompt, n, end: &end };
-        let (made, did) = guessed(entries, &request, most);
+        let (made, did) = speculated(entries, &request, most);
         prop_assert_eq!(&made.ids, &plain[..stop]);
-        prop_assert!(did.kept <= did.guessed && did.close <= did.calls);
+        prop_assert!(did.accepted <= did.draft_tokens && did.close <= did.calls);
         // Every id but the first comes of a call, and accepted draft tokens are those that needed none of their own.
-        prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.kept);
+        prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.accepted);
     }
 }
 
@@ -69,9 +69,9 @@ fn what_repeats_itself_is_kept() {
     let prompt = prompts.find(|p| continuation(p, 1) == p[1..2] && continuation(p, 2) == p[1..3]);
     let prompt = prompt.expect("a prompt that the toy goes on with as it began");
     let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
-    let (made, did) = guessed(&ENTRIES, &request, 1);
+    let (made, did) = speculated(&ENTRIES, &request, 1);
     assert_eq!(made.ids, continuation(&prompt, 8));
-    assert!(did.kept + did.close > 0 && did.acceptance().is_some(), "{did:?}");
+    assert!(did.accepted + did.close > 0 && did.acceptance().is_some(), "{did:?}");
 }
 
 /// Kernels of more rows may treat inputs otherwise than those of one row: sizes above eight verify no draft.
@@ -81,7 +81,7 @@ fn large_sizes_check_nothing() {
     let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
     for (rows, checks) in [(8, true), (9, false), (16, false)] {
         let entries = [(Prefill(8), 8), (Decode(1), 1), (Decode(rows), rows)];
-        let (made, did) = guessed(&entries, &request, 4);
+        let (made, did) = speculated(&entries, &request, 4);
         assert_eq!((made.ids, did.calls > 0), (continuation(&prompt, 8), checks), "{rows}");
     }
 }

@@ -16,13 +16,13 @@ pub mod worker;
 
 pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
-pub use serve::{Asked, Requests};
+pub use serve::{RequestPrompts, Requests};
 
 /// The subcommands beside the runtime's own.
-const VERBS: &[More] = &[chat::VERB, serve::VERB, worker::VERB];
+const SUBCOMMANDS: &[More] = &[chat::SUBCOMMAND, serve::SUBCOMMAND, worker::SUBCOMMAND];
 
 /// The subcommands of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes
-/// units beside the CPU.
+/// accelerators.
 pub fn front(native: &'static [Native<'static>]) -> Front<'static> {
-    Front { more: VERBS, forms: Some(grammar::FORMS), native, ..Front::default() }
+    Front { more: SUBCOMMANDS, forms: Some(grammar::FORMS), native, ..Front::default() }
 }

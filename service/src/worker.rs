@@ -19,13 +19,13 @@ const JOBS: [Job; 2] =
 const STACK: usize = 64 << 20;
 
 /// The subcommand.
-pub(crate) const VERB: More = More { command, run: run_verb };
+pub(crate) const SUBCOMMAND: More = More { command, run: run_subcommand };
 
 fn command() -> clap::Command {
     clap::Command::new(NAME).hide(true)
 }
 
-fn run_verb(_: &Context<'_>, _: &clap::ArgMatches, _: &mut Io<'_>) -> std::result::Result<(), Failure> {
+fn run_subcommand(_: &Context<'_>, _: &clap::ArgMatches, _: &mut Io<'_>) -> std::result::Result<(), Failure> {
     Ok(run()?)
 }
 

@@ -17,13 +17,13 @@ use std::path::Path;
 
 const TEMPLATE: &str = "{% if shout is defined %}!{% endif %}{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}";
 
-struct Done {
+struct ProcessOutput {
     status: u8,
     out: String,
     err: String,
 }
 
-impl Done {
+impl ProcessOutput {
     /// One object for each answer.
     fn answers(&self) -> Vec<Value> {
         self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -45,18 +45,18 @@ fn talking() -> tempfile::TempDir {
     dir
 }
 
-fn chat(bundle: &Path, args: &str, input: &str) -> Done {
-    verb(&moec_service::front(&[]), bundle, &format!("chat {args}"), input)
+fn chat(bundle: &Path, args: &str, input: &str) -> ProcessOutput {
+    subcommand(&moec_service::front(&[]), bundle, &format!("chat {args}"), input)
 }
 
-fn verb(front: &Front<'_>, bundle: &Path, args: &str, input: &str) -> Done {
+fn subcommand(front: &Front<'_>, bundle: &Path, args: &str, input: &str) -> ProcessOutput {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.as_bytes();
     let io = Io { input: Some(&mut input as &mut dyn Read), out: &mut out, err: &mut err };
     let args = args.split_whitespace().map(OsString::from);
     let status = front.run_with(&program(&ENTRIES), bundle, args, io);
     let text = |b| String::from_utf8(b).unwrap();
-    Done { status, out: text(out), err: text(err) }
+    ProcessOutput { status, out: text(out), err: text(err) }
 }
 
 fn ids(text: &str) -> Vec<u32> {
@@ -137,17 +137,17 @@ fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     assert_eq!(again(&first["seed"])["ids"], first["ids"]);
     assert_ne!(again(&json!(first["seed"].as_u64().unwrap() + 1))["ids"], first["ids"]);
     let advise = |text: &str| std::fs::write(dir.path().join("artifacts/sampling.json"), text).unwrap();
-    let likeliest =
+    let greedy =
         json!(continuation(&ids("[u]hi[a]"), 20).into_iter().take_while(|&id| id != EOS).collect::<Vec<_>>());
     let without_end = |answer: Value| {
         answer["ids"].as_array().unwrap().iter().filter(|id| **id != EOS).cloned().collect::<Value>()
     };
     advise(r#"{"do_sample": false}"#);
-    assert_eq!(without_end(of("")), likeliest);
-    assert_ne!(without_end(of("--temperature 2 --seed 1")), likeliest);
+    assert_eq!(without_end(of("")), greedy);
+    assert_ne!(without_end(of("--temperature 2 --seed 1")), greedy);
     advise(r#"{"temperature": 2, "top_k": 1}"#);
-    assert_eq!(without_end(of("")), likeliest);
-    assert_ne!(without_end(of("--top-k 0 --seed 1")), likeliest);
+    assert_eq!(without_end(of("")), greedy);
+    assert_ne!(without_end(of("--top-k 0 --seed 1")), greedy);
     let shown = chat(dir.path(), "--seed 9", "");
     assert!(shown.err.contains("temperature 2, top_k 1; seed 9"), "{}", shown.err);
     advise("[]");
@@ -162,7 +162,7 @@ fn changed_files_are_refused_where_they_are_read() {
     std::fs::write(dir.path().join("artifacts/sampling.json"), "{}").unwrap();
     let said = |files: &BundleReader, args: &str| {
         let front = Front { files: Some(files), ..moec_service::front(&[]) };
-        let done = verb(&front, dir.path(), args, "hi\n");
+        let done = subcommand(&front, dir.path(), args, "hi\n");
         assert_eq!(done.status, 1, "{args}: {}", done.out);
         done.err
     };
@@ -282,7 +282,7 @@ fn what_a_grammar_holds_is_the_answer() {
     };
     assert_eq!(of(&format!("--json-schema {}", schema.display())), (Value::Null, json!("\"<think>\"")));
     assert_eq!(of("--regex ab"), (Value::Null, json!("ab")));
-    // One that writes the mark itself ends the thoughts with it.
+    // One that writes the tag itself ends the reasoning with it.
     assert_eq!(of("--regex ab</think>cd"), (json!("ab"), json!("cd")));
 }
 

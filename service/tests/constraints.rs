@@ -1,4 +1,4 @@
-//! The server with requests that ask for grammars: those that take too much, and calls of tools, over the runtime's toy model.
+//! The server with requests that request grammars: those that take too much, and calls of tools, over the runtime's toy model.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::unwrap_used,
@@ -77,7 +77,7 @@ fn chat(at: &str, fields: Value) -> Request {
 }
 
 fn ask(at: &str, fields: Value) -> Reply {
-    chat(at, fields).ask().unwrap()
+    chat(at, fields).call().unwrap()
 }
 
 fn json(reply: &Reply) -> Value {
@@ -128,7 +128,7 @@ fn schemas_that_take_too_much_hold_up_nobody_and_are_refused() {
     assert_eq!(status, 0);
 }
 
-/// One signal ends it although what was asked for by them still compiles.
+/// One signal ends it although what was requested by them still compiles.
 #[test]
 fn clients_that_leave_while_a_grammar_compiles_leave_nothing_behind() {
     let status = with_server(&[], |at| {

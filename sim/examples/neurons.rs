@@ -1,17 +1,17 @@
-//! Tokens per second and bytes per token of experts from flash on this host: whole, by neurons in two reads, and by neurons in one
+//! Tokens per second and bytes per token of experts from disk on this host: whole, by neurons in two reads, and by neurons in one
 //! read with a predictor that makes no error. One layer of bf16 experts of OLMoE's width, half of them in memory.
 //!
 //! Activity is synthetic (zeros, skew and persistence of `docs/neuron-cache.md`), reads and arithmetic are real; the three take
 //! turns token by token, so that what else runs on the host meets all of them.
 //!
-//! `cargo run -p moec-sim --example neurons -- FOLDER [LANES]`
+//! `cargo run -p moec-sim --example neurons -- FOLDER [THREADS]`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
-use moec_runtime::offload::flash::{Buffers, Disk, FileEntry, Flash, Options, SystemClock};
+use moec_runtime::offload::disk::{Buffers, Disk, FileEntry, Options, SystemClock, ThreadedDisk};
 use moec_runtime::offload::neurons::Shape;
-use moec_sim::flash::measure::Scratch;
-use moec_sim::neuron_store::{Compute, Memory, NeuronStore, Row, Work, classes, extents};
+use moec_sim::disk::measure::Scratch;
+use moec_sim::neuron_store::{Memory, NeuronCompute, NeuronStore, Row, Work, classes, extents};
 use moec_sim::neurons::synthetic::Recipe;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ struct Token<'a> {
     x: &'a [f32],
     active: Vec<&'a [u32]>,
     /// Whether it is known before anything is read.
-    foreseen: bool,
+    predicted: bool,
 }
 
 /// Sum of the products of bf16 numbers and f32 ones, in lanes of 16.
@@ -48,9 +48,9 @@ fn dot(row: &[u8], x: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-impl Compute for Token<'_> {
+impl NeuronCompute for Token<'_> {
     fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
-        if self.foreseen {
+        if self.predicted {
             neurons.retain(|n| self.active[work.place].binary_search(n).is_ok());
         }
     }
@@ -82,15 +82,16 @@ fn store(path: &Path, shape: Shape, memory: Memory) -> Outcome<NeuronStore> {
     let file = FileEntry { path: path.to_owned(), bytes, cached: false, identity: None };
     let table = Arc::new(extents(file, 0, shape)?);
     let buffers = Buffers::new(&classes(shape, memory))?;
-    let flash = Flash::open(table, buffers, &Options::default(), Arc::new(SystemClock::default()))?;
-    Ok(NeuronStore::new(flash, shape, memory)?)
+    let disk = ThreadedDisk::open(table, buffers, &Options::default(), Arc::new(SystemClock::default()))?;
+    Ok(NeuronStore::new(disk, shape, memory)?)
 }
 
-fn step(store: &NeuronStore, token: &Token<'_>, matrices: &[u32], lanes: usize) -> Outcome<Duration> {
+fn step(store: &NeuronStore, token: &Token<'_>, matrices: &[u32], threads: usize) -> Outcome<Duration> {
     let start = Instant::now();
     store.begin(matrices)?;
     std::thread::scope(|scope| {
-        let work: Vec<_> = (0..lanes).map(|lane| scope.spawn(move || store.work(lane, token))).collect();
+        let work: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || store.work(thread, token))).collect();
         work.into_iter().try_for_each(|w| w.join().unwrap_or(Ok(())))
     })?;
     Ok(start.elapsed())
@@ -99,12 +100,12 @@ fn step(store: &NeuronStore, token: &Token<'_>, matrices: &[u32], lanes: usize) 
 fn main() -> Outcome<()> {
     let mut args = std::env::args().skip(1);
     let folder = args.next().ok_or("which folder lies on the disk?")?;
-    let lanes: usize = args.next().map_or(Ok(2), |n| n.parse())?;
+    let threads: usize = args.next().map_or(Ok(2), |n| n.parse())?;
     let all = u64::from(EXPERTS * NEURONS) * 3 * ROW;
     let scratch = Scratch::create(folder.as_ref(), all)?;
     let x: Vec<f32> = (0..HIDDEN).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect();
     let neurons = Shape { matrices: EXPERTS, neurons: NEURONS, cluster: 64, gate: ROW, rest: 2 * ROW };
-    println!("half of {} MB in memory, 4 of {EXPERTS} experts per token, {lanes} lanes", all / 1_000_000);
+    println!("half of {} MB in memory, 4 of {EXPERTS} experts per token, {threads} threads", all / 1_000_000);
     println!("zeros  how                    MB/token  ms/token  times faster");
     for sparsity in [0.5, 0.7, 0.9] {
         let recipe = Recipe {
@@ -122,9 +123,9 @@ fn main() -> Outcome<()> {
         let expert = Shape { neurons: 1, cluster: 1, gate: all / u64::from(EXPERTS), rest: 0, ..neurons };
         let bundle = Shape { gate: 3 * ROW, rest: 0, ..neurons };
         let ways = [
-            ("experts, whole", expert, Memory { gates: all / 2, rests: 0 }),
-            ("gates stay, then active", neurons, Memory { gates: all / 3, rests: all / 6 }),
-            ("active, predicted", bundle, Memory { gates: all / 2, rests: 0 }),
+            ("experts, whole", expert, Memory { gates: all / 2, up_down: 0 }),
+            ("gates stay, then active", neurons, Memory { gates: all / 3, up_down: all / 6 }),
+            ("active, predicted", bundle, Memory { gates: all / 2, up_down: 0 }),
         ];
         let stores = ways.map(|(_, shape, memory)| store(scratch.path(), shape, memory));
         let mut times = [Duration::ZERO; 3];
@@ -135,17 +136,17 @@ fn main() -> Outcome<()> {
             for (way, store) in stores.iter().enumerate() {
                 let store = store.as_ref().map_err(ToString::to_string)?;
                 if at == WARM {
-                    before[way] = store.flash().stats().bytes;
+                    before[way] = store.disk().stats().bytes;
                 }
-                let token = Token { x: &x, active: active.clone(), foreseen: way == 2 };
-                let time = step(store, &token, &matrices, lanes)?;
+                let token = Token { x: &x, active: active.clone(), predicted: way == 2 };
+                let time = step(store, &token, &matrices, threads)?;
                 times[way] += if at >= WARM { time } else { Duration::ZERO };
             }
         }
         let counted = f64::from(TOKENS) - WARM as f64;
         for (way, store) in stores.iter().enumerate() {
             let store = store.as_ref().map_err(ToString::to_string)?;
-            let bytes = (store.flash().stats().bytes - before[way]) as f64 / counted / 1e6;
+            let bytes = (store.disk().stats().bytes - before[way]) as f64 / counted / 1e6;
             let ms = times[way].as_secs_f64() * 1e3 / counted;
             let faster = times[0].as_secs_f64() / times[way].as_secs_f64();
             let zeros = 100.0 * sparsity;

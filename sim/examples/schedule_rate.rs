@@ -1,7 +1,7 @@
 //! Time to decide which unit computes which expert, and the time of a layer then by its costs.
 //!
 //! Three tables: schedulers over the memories of the host, by system (TriMoE's models and costs, batches of drifting loads);
-//! solvers of timelines (HybriMoE), by layer; and the director of cache frames that all layers share. Times are medians.
+//! solvers of timelines (HybriMoE), by layer; and the dispatcher of cache frames that all layers share. Times are medians.
 //!
 //! `cargo run --release -p moec-sim --example schedule_rate`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of experts are small")]
@@ -13,9 +13,9 @@ mod drawn;
 use drawn::{Drift, LAYERS, MODELS, Model, Random, run, setup};
 use moec_ir::op::Score;
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key};
-use moec_runtime::schedule::cached::director::{Director, Setup as DirectorSetup};
-use moec_runtime::schedule::scheduled::{Scheduler, Setup, Window};
-use moec_runtime::schedule::timelines::{Divider, Free, Task};
+use moec_runtime::schedule::cached::dispatcher::{CachedDispatcher, Setup as DispatcherSetup};
+use moec_runtime::schedule::scheduled::{ExpertScheduler, Setup, Window};
+use moec_runtime::schedule::timelines::{Free, Task, TimelineScheduler};
 use moec_runtime::schedule::{Costs, NearCosts, SOLVERS, Solver, System, Table, UnitCosts};
 use moec_sim::systems::SCHEDULED;
 use std::hint::black_box;
@@ -39,7 +39,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// Microseconds of a dispatch of a layer, and of the moves before the next one.
 fn decisions(system: System, model: &Model, batch: usize) -> Outcome<[f64; 2]> {
     let setup = setup(system, model);
-    let mut scheduler = Scheduler::new(setup.clone())?;
+    let mut scheduler = ExpertScheduler::new(setup.clone())?;
     let mut drift = Drift::new(3, model.experts);
     let (mut dispatch, mut moves) = (Vec::new(), Vec::new());
     for step in 0..100 * LAYERS {
@@ -60,14 +60,14 @@ fn schedulers() -> Outcome<()> {
         for batch in [1, 32, 128, 512, 768] {
             for system in SCHEDULED {
                 let (layer, scheduler) = run(system, model, batch, 100);
-                let tally = scheduler.tally();
+                let counters = scheduler.counters();
                 let [dispatch, moves] = decisions(system, model, batch)?;
                 println!(
                     "{:12} {batch:5}  {:28} {layer:10.1} {dispatch:13.2} {moves:10.2} {:9.3} {:10.3}",
                     model.name,
                     system.name,
-                    tally.accuracy(),
-                    tally.precision()
+                    counters.accuracy(),
+                    counters.precision()
                 );
             }
         }
@@ -95,12 +95,12 @@ fn timelines() -> Outcome<()> {
             held: expert.is_multiple_of(4).then_some(0.0),
         };
         let tasks: Vec<Task> = (0..experts).map(task).collect();
-        let mut divider = Divider::new(two_units([60.0, 0.5], [200.0, 90.0], 100.0, 1000.0)?)?;
+        let mut scheduler = TimelineScheduler::new(two_units([60.0, 0.5], [200.0, 90.0], 100.0, 1000.0)?)?;
         for (name, solver, _) in SOLVERS.iter().filter(|(_, solver, _)| solver.has_timelines()) {
             let (mut times, mut layer) = (Vec::new(), 0.0);
             for _ in 0..501 {
                 let made = || {
-                    divider.schedule(*solver, black_box(&tasks), Free::default()).map(|made| made.makespan)
+                    scheduler.schedule(*solver, black_box(&tasks), Free::default()).map(|made| made.makespan)
                 };
                 layer = timed(&mut times, made)?;
             }
@@ -112,14 +112,14 @@ fn timelines() -> Outcome<()> {
 }
 
 /// Layers of Qwen2-57B with a quarter of the experts in frames, and what an expert of it takes on the machine of docs/hybrimoe.md.
-fn director() -> Outcome<()> {
+fn dispatcher() -> Outcome<()> {
     const LAYERS: usize = 28;
     const EXPERTS: usize = 64;
     const WINDOW_US: f64 = 600.0;
     const TOKENS: usize = 50;
     let key = |i: usize| Key { layer: (i % LAYERS) as u16, expert: (i / LAYERS) as u16 };
     let cached: Vec<Key> = (0..LAYERS * EXPERTS / 4).map(key).collect();
-    let mut director = Director::new(DirectorSetup {
+    let mut dispatcher = CachedDispatcher::new(DispatcherSetup {
         costs: two_units([40.0, 0.7], [895.0, 706.0], 0.0, 1042.0)?,
         experts: ExpertIndex::uniform(LAYERS, CachedLayer { experts: EXPERTS, k: 8, bytes: 1 })?,
         divides: [Solver::Best; 2],
@@ -131,22 +131,22 @@ fn director() -> Outcome<()> {
         score: Score::Softmax,
     })?;
     let mut random = Random(9);
-    let (mut divide, mut foresee) = (Vec::new(), Vec::new());
+    let (mut divide, mut predict) = (Vec::new(), Vec::new());
     for _ in 0..TOKENS {
         for layer in 0..LAYERS {
             let mut loads = [0; EXPERTS];
             (0..8).for_each(|_| loads[(random.unit().powi(2) * EXPERTS as f64) as usize] += 1);
             let logits = |_| (0..EXPERTS).map(|_| random.unit() as f32 * 4.0).collect();
             let scores: Vec<Vec<f32>> = (0..4.min(LAYERS - layer)).map(logits).collect();
-            timed(&mut divide, || director.divide(layer, &loads, false, &|_| true).map(|_| ()))?;
-            timed(&mut foresee, || director.foresee(scores.len(), &|i| &scores[i], &|_| true).map(|_| ()))?;
+            timed(&mut divide, || dispatcher.divide(layer, &loads, false, &|_| true).map(|_| ()))?;
+            timed(&mut predict, || dispatcher.predict(scores.len(), &|i| &scores[i], &|_| true).map(|_| ()))?;
         }
     }
-    let layer = director.counts().makespan_us / (TOKENS * LAYERS) as f64 + WINDOW_US;
-    let [divide, foresee] = [divide, foresee].map(median);
-    let share = (divide + foresee) / layer * 100.0;
+    let layer = dispatcher.counts().makespan_us / (TOKENS * LAYERS) as f64 + WINDOW_US;
+    let [divide, predict] = [divide, predict].map(median);
+    let share = (divide + predict) / layer * 100.0;
     println!(
-        "\ncache frames: dividing {divide:.1} us, looking ahead {foresee:.1} us, {share:.2} % of a layer of {layer:.0} us"
+        "\ncache frames: dividing {divide:.1} us, looking ahead {predict:.1} us, {share:.2} % of a layer of {layer:.0} us"
     );
     Ok(())
 }
@@ -154,5 +154,5 @@ fn director() -> Outcome<()> {
 fn main() -> Outcome<()> {
     schedulers()?;
     timelines()?;
-    director()
+    dispatcher()
 }

@@ -2,23 +2,23 @@
 //!
 //! The policies are the runtime's own ([`moec_runtime::offload::cache`], [`moec_runtime::offload::neurons`], [`moec_runtime::offload::paging`]): passes choose among
 //! them by what recorded routing says ([`cache`], [`resident`], [`neurons::plan`]), and a simulation runs them on modelled units under
-//! virtual time ([`paging`], [`flash`]).
+//! virtual time ([`paging`], [`disk`]).
 //!
 //! * [`cache`]: replays of recorded routing, Belady's bound, the choice of a policy, synthetic routing.
 //! * [`draw_experts`]: how many tokens of a step choose each expert, drawn by shares.
 //! * [`resident`]: which experts stay under two budgets, the host's memory and the GPU's.
-//! * [`neurons`]: layouts of neurons on flash, a pipeline without barriers, shares of hot neurons, synthetic activations
+//! * [`neurons`]: layouts of neurons on disk, a pipeline without barriers, shares of hot neurons, synthetic activations
 //!   (PowerInfer-2).
-//! * [`neuron_store`]: a step over neurons on flash that really reads, for measurements.
-//! * [`flash`]: a modelled device, virtual time, a reader that fails as it is told, and what measures a disk.
+//! * [`neuron_store`]: a step over neurons on disk that really reads, for measurements.
+//! * [`disk`]: a modelled device, virtual time, a reader that fails as configured, and what measures a disk.
 //! * [`systems`]: how other systems, and moec, divide and keep experts, as rows that a build names and experiments compare.
 //! * [`paging`]: a run that computes nothing and reads nothing.
 
 #![allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 
 pub mod cache;
+pub mod disk;
 mod draw;
-pub mod flash;
 pub mod neuron_store;
 pub mod neurons;
 pub mod paging;

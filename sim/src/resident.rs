@@ -10,8 +10,8 @@ pub struct Prices {
     pub gpu: f64,
     /// By the CPU, from the host's memory.
     pub host: f64,
-    /// A read from flash, before that.
-    pub flash: f64,
+    /// A read from disk, before that.
+    pub disk: f64,
     /// The link's time that a transfer takes from others.
     pub transfer: f64,
 }
@@ -23,8 +23,8 @@ pub struct Uses {
     pub gpu: u64,
     /// From the host's memory.
     pub host: u64,
-    /// From flash.
-    pub flash: u64,
+    /// From the disk.
+    pub disk: u64,
     /// Copies to the GPU.
     pub transfers: u64,
 }
@@ -35,7 +35,7 @@ impl Uses {
         let part = |n: u64, price: f64| n as f64 * price;
         part(self.gpu, prices.gpu)
             + part(self.host, prices.host)
-            + part(self.flash, prices.flash + prices.host)
+            + part(self.disk, prices.disk + prices.host)
             + part(self.transfers, prices.transfer)
     }
 }
@@ -117,7 +117,7 @@ pub fn replay(
             match levels.level(Key { layer: layer as u16, expert }) {
                 Level::Gpu => uses.gpu += 1,
                 Level::Host => uses.host += 1,
-                Level::Flash => uses.flash += 1,
+                Level::Disk => uses.disk += 1,
             }
         }
         let transferred = if moves { step.chosen } else { &[] };

@@ -1,6 +1,6 @@
 //! Systems of other authors and of moec, as rows of one table: what `[placement] policy` names, and what experiments compare.
 
-use moec_runtime::schedule::{Foresees, Keeps, Order, Solver, System, TRIMOE, Unit, Units, trimoe};
+use moec_runtime::schedule::{ExpertUnit, Keeps, Order, Prediction, Solver, System, TRIMOE, Units, trimoe};
 
 /// The name of a system in `model.toml`.
 pub fn key(system: &System) -> String {
@@ -29,7 +29,7 @@ const PAPER: Solver = Solver::Paper(Order::Next);
 /// GPU and CPU.
 const TWO: Units = Units { misses: true, cpu: true, near: false };
 /// Loads of the next step, for transfers alone.
-const AHEAD: Foresees = Foresees::Loads { relayout: false };
+const AHEAD: Prediction = Prediction::Loads { relayout: false };
 
 /// llama.cpp: the first layers on the GPU, the others on the CPU.
 pub const LLAMA_CPP: System = System {
@@ -38,7 +38,7 @@ pub const LLAMA_CPP: System = System {
     decode: Solver::Fixed,
     units: TWO,
     keeps: Keeps::Layers,
-    foresees: Foresees::Nothing,
+    prediction: Prediction::Nothing,
     says: "whole layers on the GPU, the experts of the others on the CPU",
 };
 /// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. So does Klotski, whose batches hide more of the transfers.
@@ -48,7 +48,7 @@ pub const ADAPMOE: System = System {
     decode: Solver::Gpu,
     units: TWO,
     keeps: Keeps::Cache(LRU),
-    foresees: Foresees::Gates(1),
+    prediction: Prediction::Gates(1),
     says: "all experts on the GPU; missing ones are transferred, one layer ahead where predicted (Klotski, AdapMoE)",
 };
 /// Fiddler: popular experts on the GPU, each other one where it is computed sooner.
@@ -58,7 +58,7 @@ pub const FIDDLER: System = System {
     decode: Solver::Cheapest,
     units: TWO,
     keeps: Keeps::Popular,
-    foresees: Foresees::Nothing,
+    prediction: Prediction::Nothing,
     says: "popular experts stay on the GPU, each other one is computed where it is done sooner",
 };
 /// KTransformers: popular experts on the GPU; the CPU has the others in decoding, the GPU in prefill (Table I).
@@ -68,7 +68,7 @@ pub const KTRANSFORMERS: System = System {
     decode: Solver::Fixed,
     units: TWO,
     keeps: Keeps::Popular,
-    foresees: Foresees::Nothing,
+    prediction: Prediction::Nothing,
     says: "popular experts stay on the GPU; the CPU computes the others while tokens are decoded",
 };
 /// HybriMoE.
@@ -78,7 +78,7 @@ pub const HYBRIMOE: System = System {
     decode: PAPER,
     units: TWO,
     keeps: Keeps::Cache(MRS),
-    foresees: Foresees::Gates(3),
+    prediction: Prediction::Gates(3),
     says: "HybriMoE as published: three timelines, MRS, three layers ahead",
 };
 /// moec: the same with its own division, and MRS with bypass.
@@ -88,7 +88,7 @@ pub const MOEC: System = System {
     decode: Solver::Best,
     units: TWO,
     keeps: Keeps::Cache(MRS_BYPASS),
-    foresees: Foresees::Gates(3),
+    prediction: Prediction::Gates(3),
     says: "HybriMoE with the best of all divisions, found by search, and the cache policy that gains most on the profile's routing",
 };
 
@@ -96,14 +96,14 @@ pub const MOEC: System = System {
 pub const OFFLOADING: System = System {
     name: "offloading",
     keeps: Keeps::Token,
-    foresees: Foresees::Nothing,
+    prediction: Prediction::Nothing,
     says: "all experts on the GPU; missing ones are transferred",
     ..ADAPMOE
 };
 /// Pre-gated MoE: a layer's experts are known one layer before.
 pub const PRE_GATED: System = System {
     name: "Pre-gated MoE",
-    foresees: Foresees::Gates(1),
+    prediction: Prediction::Gates(1),
     says: "the same, and a gate predicts transfers one layer ahead",
     ..OFFLOADING
 };
@@ -132,7 +132,7 @@ pub const EN_KTRANSFORMERS_HELD: System = System::of_sums(
 /// The same, with as many of the hottest others on the GPU as shorten the step.
 pub const EN_KTRANSFORMERS: System = System::of_sums(
     "En-KTransformers",
-    Solver::Hottest(Unit::Cpu),
+    Solver::Hottest(ExpertUnit::Cpu),
     TWO,
     Keeps::Popular,
     AHEAD,
@@ -141,10 +141,10 @@ pub const EN_KTRANSFORMERS: System = System::of_sums(
 /// MoNDE: GPU and near-data units; the hottest experts go to the GPU, as many as balance the two.
 pub const MONDE: System = System::of_sums(
     "MoNDE",
-    Solver::Hottest(Unit::Near),
+    Solver::Hottest(ExpertUnit::Near),
     Units { misses: true, cpu: false, near: true },
     Keeps::Local,
-    Foresees::Nothing,
+    Prediction::Nothing,
     "the hottest on the GPU, the rest on near-data units, rows over the link counted",
 );
 /// Those with units in the host's memories, or that are compared with these: TriMoE, its parts, and other systems.

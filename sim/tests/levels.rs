@@ -57,7 +57,7 @@ fn one_inside_of_the_other() {
                     let level = match (gpu.contains(&key), host.contains(&key)) {
                         (true, _) => Level::Gpu,
                         (_, true) => Level::Host,
-                        _ => Level::Flash,
+                        _ => Level::Disk,
                     };
                     assert_eq!(levels.level(key), level, "{policy}: {key:?}");
                 }
@@ -70,7 +70,7 @@ fn one_inside_of_the_other() {
 }
 
 #[test]
-fn what_the_processor_computes_does_not_come_by_itself() {
+fn what_the_cpu_computes_does_not_come_by_itself() {
     let of = setting("lru");
     let mut levels = Levels::new(&experts(), [100, 50], [&of, &of], &[]).expect("levels");
     let mut step = |chosen: &[u16], transferred: &[u16]| {
@@ -81,7 +81,7 @@ fn what_the_processor_computes_does_not_come_by_itself() {
     assert_eq!(step(&[0, 1], &[0]), [Level::Gpu, Level::Gpu]);
 }
 
-const PRICES: Prices = Prices { gpu: 1.0, host: 10.0, flash: 50.0, transfer: 2.0 };
+const PRICES: Prices = Prices { gpu: 1.0, host: 10.0, disk: 50.0, transfer: 2.0 };
 
 #[test]
 fn what_is_chosen_is_no_worse_than_what_it_is_chosen_from() {
@@ -99,7 +99,7 @@ fn what_is_chosen_is_no_worse_than_what_it_is_chosen_from() {
         }
         assert!(chosen.pinned.len() as u64 * BYTES <= bytes[1] * u64::from(chosen.share) / 100);
         let [held_out, fixed] = [chosen.held_out, chosen.held_out_fixed];
-        let all = |u: Uses| u.gpu + u.host + u.flash;
+        let all = |u: Uses| u.gpu + u.host + u.disk;
         assert_eq!((all(held_out), all(fixed), fixed.transfers), (128 * 6, 128 * 6, 0));
         if !skewed {
             // No expert is popular, and choices repeat: what stays must change.

@@ -1,13 +1,15 @@
-//! Neurons on flash: results are those of the whole matrices, whatever memory holds and whichever thread computes, and no byte is read
+//! Neurons on disk: results are those of the whole matrices, whatever memory holds and whichever thread computes, and no byte is read
 //! that no step needs.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
-use moec_runtime::offload::flash::{Buffers, Choice, Disk, FileEntry, Flash, Options, Read, SystemClock};
+use moec_runtime::offload::disk::{
+    Buffers, Choice, Disk, FileEntry, Options, Read, SystemClock, ThreadedDisk,
+};
 use moec_runtime::offload::neurons::Shape;
 use moec_runtime::{Error, Result};
-use moec_sim::flash::fault::{Faulty, Gate, Injected};
-use moec_sim::neuron_store::{Compute, Memory, NeuronStore, Row, Work, classes, extents};
+use moec_sim::disk::fault::{Faulty, Gate, Injected};
+use moec_sim::neuron_store::{Memory, NeuronCompute, NeuronStore, Row, Work, classes, extents};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -58,8 +60,8 @@ impl Model {
         let options = Options { reader, retries: 0, ..Options::default() };
         let clock = Arc::new(SystemClock::default());
         let wrap = |inner| Box::new(Faulty::new(inner, Gate::default(), plan)) as _;
-        let flash = Flash::with_reader(table, buffers, &options, clock, wrap).unwrap();
-        NeuronStore::new(flash, shape, memory).unwrap()
+        let disk = ThreadedDisk::with_reader(table, buffers, &options, clock, wrap).unwrap();
+        NeuronStore::new(disk, shape, memory).unwrap()
     }
 
     fn row(&self, matrix: u32, neuron: u32, part: usize) -> &[f32] {
@@ -122,7 +124,7 @@ impl<'a> Relu<'a> {
     }
 }
 
-impl Compute for Relu<'_> {
+impl NeuronCompute for Relu<'_> {
     fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
         if let Some(model) = self.oracle {
             neurons.retain(|&n| dot(model.row(work.matrix, n, 0), self.x) > 0.0);
@@ -145,11 +147,12 @@ impl Compute for Relu<'_> {
     }
 }
 
-/// A step on so many lanes.
-fn step(store: &NeuronStore, compute: &dyn Compute, matrices: &[u32], lanes: usize) -> Result<()> {
+/// A step on so many threads.
+fn step(store: &NeuronStore, compute: &dyn NeuronCompute, matrices: &[u32], threads: usize) -> Result<()> {
     store.begin(matrices)?;
     std::thread::scope(|scope| {
-        let work: Vec<_> = (0..lanes).map(|lane| scope.spawn(move || store.work(lane, compute))).collect();
+        let work: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || store.work(thread, compute))).collect();
         work.into_iter().try_for_each(|w| w.join().unwrap())
     })
 }
@@ -165,17 +168,17 @@ const ROUTED: [&[u32]; 6] = [&[0, 2], &[3], &[2, 0, 1], &[0, 3], &[1, 2], &[3, 2
 fn results_are_those_of_whole_matrices_whatever_memory_holds() {
     let model = Model::new();
     let inputs = inputs();
-    for (gates, rests) in [(1 << 20, 1 << 20), (30 * 4096, 9 * 8192), (4096, 0), (0, 0)] {
-        for (lanes, reader) in [(1, Choice::Threads), (3, Choice::Auto)] {
-            let store = model.store(TWO_READS, Memory { gates, rests }, reader);
+    for (gates, up_down) in [(1 << 20, 1 << 20), (30 * 4096, 9 * 8192), (4096, 0), (0, 0)] {
+        for (threads, reader) in [(1, Choice::Threads), (3, Choice::Auto)] {
+            let store = model.store(TWO_READS, Memory { gates, up_down }, reader);
             for (x, matrices) in inputs.iter().zip(ROUTED) {
                 let compute = Relu::new(x, TWO_READS, matrices.len(), None);
-                step(&store, &compute, matrices, lanes).unwrap();
+                step(&store, &compute, matrices, threads).unwrap();
                 let want = model.dense(matrices, x).0;
-                assert_eq!(compute.result(), want, "{gates} {rests} {lanes}");
+                assert_eq!(compute.result(), want, "{gates} {up_down} {threads}");
             }
             let [gate, rest] = store.counts();
-            assert_eq!(store.flash().stats().bytes, gate.read + rest.read);
+            assert_eq!(store.disk().stats().bytes, gate.read + rest.read);
         }
     }
 }
@@ -183,7 +186,7 @@ fn results_are_those_of_whole_matrices_whatever_memory_holds() {
 #[test]
 fn only_gates_and_active_neurons_are_read_and_only_once_where_there_is_room() {
     let model = Model::new();
-    let store = model.store(TWO_READS, Memory { gates: 1 << 20, rests: 1 << 20 }, Choice::Auto);
+    let store = model.store(TWO_READS, Memory { gates: 1 << 20, up_down: 1 << 20 }, Choice::Auto);
     let inputs = inputs();
     let x = &inputs[0];
     let active = model.dense(&[0, 1], x).1;
@@ -201,7 +204,7 @@ fn a_neuron_that_is_one_read_is_not_read_where_it_was_predicted_to_be_nothing() 
     let model = Model::new();
     let inputs = inputs();
     for gates in [1 << 20, 0] {
-        let store = model.store(ONE_READ, Memory { gates, rests: 0 }, Choice::Auto);
+        let store = model.store(ONE_READ, Memory { gates, up_down: 0 }, Choice::Auto);
         let compute = Relu::new(&inputs[1], ONE_READ, 2, Some(&model));
         step(&store, &compute, &[3, 1], 2).unwrap();
         let (want, active) = model.dense(&[3, 1], &inputs[1]);
@@ -219,7 +222,7 @@ fn a_read_that_fails_ends_the_step_and_the_next_one_begins_anew() {
         20 => Injected::Error(libc::EIO),
         _ => Injected::Nothing,
     };
-    let store = model.with(TWO_READS, Memory { gates: 1 << 20, rests: 1 << 20 }, Choice::Threads, fail);
+    let store = model.with(TWO_READS, Memory { gates: 1 << 20, up_down: 1 << 20 }, Choice::Threads, fail);
     let inputs = inputs();
     let compute = Relu::new(&inputs[2], TWO_READS, 2, None);
     let error = step(&store, &compute, &[0, 1], 3).unwrap_err();
@@ -237,7 +240,7 @@ fn what_does_not_fit_is_refused() {
     assert!(extents(file(1 << 20), 0, TWO_READS).is_err());
     assert!(extents(file(u64::MAX), 0, Shape { gate: 100, ..TWO_READS }).is_err());
     assert!(extents(file(u64::MAX), u64::MAX, TWO_READS).is_err());
-    let store = model.store(TWO_READS, Memory { gates: 0, rests: 0 }, Choice::Threads);
+    let store = model.store(TWO_READS, Memory { gates: 0, up_down: 0 }, Choice::Threads);
     assert!(store.begin(&[4]).is_err() && store.begin(&[1, 1]).is_err());
     store.begin(&[1]).unwrap();
     assert!(store.begin(&[1]).is_err());

@@ -6,7 +6,7 @@ use moec_runtime::offload::neurons::Shape;
 use moec_sim::neurons::Activations;
 use moec_sim::neurons::replay::replay;
 use moec_sim::neurons::synthetic::Recipe;
-use moec_sim::neurons::{Bundle, Job, Order, Phases, RowFormat, simulate};
+use moec_sim::neurons::{Bundle, Job, Order, Phases, QuantFormat, simulate};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ fn lfu(drawn: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
 #[test]
 fn bytes_per_token_are_those_of_the_page() {
     const LAYERS: u32 = 1;
-    let bundle = Bundle::new(2048, RowFormat::Q4, 512, Phases::Two).unwrap();
+    let bundle = Bundle::new(2048, QuantFormat::Q4, 512, Phases::Two).unwrap();
     let shape = Shape {
         matrices: LAYERS * 64,
         neurons: 1024,
@@ -101,7 +101,7 @@ fn bytes_per_token_are_those_of_the_page() {
 #[test]
 fn gains_without_a_barrier_are_those_of_the_page() {
     let mut table =
-        "\n| reads to computation | with barriers | without | faster | flash works, with barriers | without |\n\
+        "\n| reads to computation | with barriers | without | faster | the disk works, with barriers | without |\n\
          |---|---|---|---|---|---|\n"
             .to_owned();
     for percent in [25, 50, 75, 100, 150, 200] {

@@ -12,7 +12,7 @@ pub(crate) const GAP: f64 = 0.125;
 pub(crate) struct Answer {
     /// All of it.
     pub(crate) text: String,
-    /// Its tokens, where log-probabilities were asked for.
+    /// Its tokens, where log-probabilities were requested.
     pub(crate) tokens: Vec<String>,
     /// For each token, others that might have stood there, and how much less likely they were, in nats.
     pub(crate) others: Vec<Vec<(String, f64)>>,

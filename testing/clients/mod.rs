@@ -92,7 +92,7 @@ pub(crate) struct Clients<'a> {
 
 /// Result.
 #[derive(Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct ClientResult {
     /// Number of times that each thing was done.
     pub(crate) acts: Vec<(&'static str, u64)>,
     /// Failures, the first of each client.
@@ -106,7 +106,7 @@ impl<'a> Clients<'a> {
     }
 
     /// Has all of them ask. One that fails stops.
-    pub(crate) fn run(&self) -> Done {
+    pub(crate) fn run(&self) -> ClientResult {
         let end = Instant::now() + self.time;
         let counts: Vec<AtomicU64> = ACTS.iter().map(|_| AtomicU64::new(0)).collect();
         let client = |client: u32| {
@@ -132,7 +132,7 @@ impl<'a> Clients<'a> {
             ends.filter_map(Result::err).collect()
         });
         let acts = ACTS.iter().zip(counts).map(|(act, n)| (act.0, n.into_inner())).collect();
-        Done { acts, failures }
+        ClientResult { acts, failures }
     }
 
     /// Sends a request, and goes if no answer begins in that time.
@@ -155,7 +155,7 @@ impl<'a> Clients<'a> {
 
     /// Sends what is to be refused so.
     fn refused(&self, body: &str, status: u16) -> Result<(), String> {
-        let reply = post(self.address, COMPLETIONS, body).ask().map_err(|e| e.to_string())?;
+        let reply = post(self.address, COMPLETIONS, body).call().map_err(|e| e.to_string())?;
         let named =
             serde_json::from_str::<Value>(&reply.body).is_ok_and(|v| v["error"]["message"].is_string());
         let right = reply.status == status && named;
@@ -186,7 +186,7 @@ fn left(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     Ok(())
 }
 
-/// Asks for a whole answer, and goes while it is made.
+/// Requests a whole answer, and goes while it is made.
 fn cancelled(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     let mut long = clients.model.long();
     long["stream"] = json!(false);
@@ -202,7 +202,7 @@ fn broken_off(clients: &Clients<'_>, _: &mut Random) -> Result<(), String> {
     Ok(())
 }
 
-/// Asks for nonsense.
+/// Requests nonsense.
 fn malformed(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     const NONSENSE: [&str; 6] = [
         "{",
@@ -215,7 +215,7 @@ fn malformed(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     clients.refused(NONSENSE[random.below(NONSENSE.len() as u32) as usize], 400)
 }
 
-/// Asks for too much: of the body, or of the slots.
+/// Requests too much: of the body, or of the slots.
 fn oversized(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     match random.below(3) {
         0 => clients.refused(&"x".repeat(clients.model.too_large()), 413),

@@ -1,7 +1,7 @@
 //! Clients that ask a server of OpenAI's form, and how long it took: `cargo xtask bench-serve` runs it against `run serve` and llama.cpp's
 //! server.
 //!
-//! Each client asks for one answer after the other, as a stream, with a prompt of its own in token ids. One JSON object says what
+//! Each client requests one answer after the other, as a stream, with a prompt of its own in token ids. One JSON object says what
 //! came: tokens, seconds of the whole, and for each answer the time to its first token and between tokens, in seconds.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
@@ -114,7 +114,7 @@ fn all(address: &str, load: Load) -> Result<Value, String> {
     }))
 }
 
-/// Asks for one answer.
+/// Requests one answer.
 fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
     let failed = |e: std::io::Error| e.to_string();
     let mut body = json!({
@@ -123,7 +123,7 @@ fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
         "ignore_eos": true,
         "stream": true,
         "stream_options": {"include_usage": true},
-        // llama.cpp's: no prompt is asked for twice.
+        // llama.cpp's: no prompt is requested twice.
         "cache_prompt": false,
     });
     load.how.set(&mut body);

@@ -93,7 +93,7 @@ fn requests(
 /// Asks as those who attack do.
 fn ask(address: &str, (path, body): &Post) -> io::Result<Reply> {
     let start = Instant::now();
-    let reply = post(address, path, body).ask()?;
+    let reply = post(address, path, body).call()?;
     if start.elapsed() > LIMIT { Err(ErrorKind::TimedOut.into()) } else { Ok(reply) }
 }
 
@@ -117,7 +117,7 @@ fn connections(
     }
     other.map_or(Ok(()), Other::ask)?;
     let start = Instant::now();
-    let health = || get(address, "/health").ask();
+    let health = || get(address, "/health").call();
     // Where very many are refused at a time, some are closed without a word.
     let first = loop {
         match health() {

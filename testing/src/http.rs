@@ -59,7 +59,7 @@ impl Request {
     ///
     /// # Errors
     /// There is no server, or no whole answer.
-    pub fn ask(self) -> io::Result<Reply> {
+    pub fn call(self) -> io::Result<Reply> {
         self.send()?.whole()
     }
 

@@ -1,6 +1,6 @@
 //! Needs of tests on a machine, and reports that one is missing.
 //!
-//! A test that cannot run here is no test that passed. It asks a [`Need`] first, and returns where that is not met:
+//! A test that cannot run here is no test that passed. It checks a [`Need`] first, and returns where that is not met:
 //!
 //! ```no_run
 //! # fn test() {
@@ -66,7 +66,7 @@ impl Need {
         (self.find)()
     }
 
-    /// Whether it is here. If not, the test that asks is said to be skipped, or in part.
+    /// Whether it is here. If not, the test is reported as skipped, or in part.
     ///
     /// # Panics
     /// If it is missing and `MOEC_REQUIRE` names it.

@@ -151,7 +151,7 @@ pub static DIRECT_IO: Need = Need {
     help: Help::Machine("`TMPDIR` on a disk, such as ext4 or XFS"),
     find: by_the_test,
 };
-/// Files whose pages the kernel tells about.
+/// Files whose pages the kernel reports.
 pub static PAGE_CACHE: Need = Need {
     name: "page_cache",
     what: "free memory, and a kernel that says what the page cache has",

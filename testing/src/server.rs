@@ -55,7 +55,7 @@ impl Server {
     /// Bytes of it that lie in memory.
     ///
     /// # Errors
-    /// It has ended, or the system does not say.
+    /// It has ended, or the operating system does not say.
     pub fn resident(&self) -> io::Result<u64> {
         memory(self.id(), "VmRSS:")
     }
@@ -96,7 +96,7 @@ impl Server {
 /// A figure of memory of a process, in bytes, as Linux tells it.
 ///
 /// # Errors
-/// The process has ended, or the system is another one.
+/// The process has ended, or the operating system is another one.
 pub fn memory(process: u32, name: &str) -> io::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(name));

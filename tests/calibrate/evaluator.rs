@@ -45,13 +45,13 @@ impl Call<'_> {
                 Some(Operand::Weight(w)) => Some((*w, self.module.weight(*w))),
                 _ => None,
             };
-            let mut add = |name: &str, leads: usize, lead: usize, x: &[f32]| {
-                let new = || (vec![0.0; leads * x.len()], vec![0; leads]);
+            let mut add = |name: &str, matrices: usize, matrix: usize, x: &[f32]| {
+                let new = || (vec![0.0; matrices * x.len()], vec![0; matrices]);
                 let (squares, tokens) = sums.entry(name.to_owned()).or_insert_with(new);
-                tokens[lead] += 1;
-                let into = &mut squares[lead * x.len()..(lead + 1) * x.len()];
+                tokens[matrix] += 1;
+                let into = &mut squares[matrix * x.len()..(matrix + 1) * x.len()];
                 into.iter_mut().zip(x).for_each(|(s, x)| *s += f64::from(*x).powi(2));
-                rows.entry(name.to_owned()).or_default().push((lead, x.to_vec()));
+                rows.entry(name.to_owned()).or_default().push((matrix, x.to_vec()));
             };
             match &node.op {
                 Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
@@ -60,8 +60,8 @@ impl Call<'_> {
                         continue;
                     }
                     for i in 0..self.n {
-                        for (lead, x) in self.row(node.inputs[0], i).chunks_exact(w.cols()).enumerate() {
-                            add(&w.name, w.lead(), lead, x);
+                        for (matrix, x) in self.row(node.inputs[0], i).chunks_exact(w.cols()).enumerate() {
+                            add(&w.name, w.matrices(), matrix, x);
                         }
                     }
                 }
@@ -75,7 +75,7 @@ impl Call<'_> {
                     let k = chosen.ty.cols();
                     for (slot, &expert) in chosen.as_i32()[..self.n * k].iter().enumerate() {
                         let (x, e) = (self.row(node.inputs[0], slot / k), expert as usize);
-                        add(&up.name, up.lead(), e, x);
+                        add(&up.name, up.matrices(), e, x);
                         let part = |t: &Tensor, len: usize| t.as_f32()[e * len..(e + 1) * len].to_vec();
                         let (rows, cols) = (up.rows(), up.cols());
                         let x = Tensor::f32([1, cols], x.to_vec());
@@ -83,7 +83,7 @@ impl Call<'_> {
                         let b = biases.as_ref().map(|b| Tensor::f32([rows], part(b, rows)));
                         let args = [&x, &w].into_iter().chain(&b).map(Arg::Tensor).collect();
                         let h = eval::op(&Op::LinearGlu { glu, bias }, args).unwrap();
-                        add(&down.name, down.lead(), e, h[0].as_f32());
+                        add(&down.name, down.matrices(), e, h[0].as_f32());
                     }
                 }
                 _ => {}
@@ -266,14 +266,14 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     for (name, (squares, tokens)) in &sums {
         let moments = &profile.weights[name];
         assert_eq!(&moments.tokens, tokens, "{family} {name}");
-        for (lead, &n) in tokens.iter().enumerate() {
-            let most = moments.of(lead).iter().copied().fold(0.0, f32::max);
-            for (c, &got) in moments.of(lead).iter().enumerate() {
-                let want = squares[lead * moments.cols + c] / n.max(1) as f64;
+        for (matrix, &n) in tokens.iter().enumerate() {
+            let most = moments.of(matrix).iter().copied().fold(0.0, f32::max);
+            for (c, &got) in moments.of(matrix).iter().enumerate() {
+                let want = squares[matrix * moments.cols + c] / n.max(1) as f64;
                 let error = (f64::from(got) - want).abs();
                 assert!(
                     error <= want * 2e-3 + 1e-9 + 1e-7 * f64::from(most),
-                    "{family} {name} [{lead}, {c}]: {got}, not {want}"
+                    "{family} {name} [{matrix}, {c}]: {got}, not {want}"
                 );
             }
         }

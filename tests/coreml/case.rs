@@ -99,8 +99,10 @@ impl Case {
 /// Runs `body` with the engine of a bundle whose Neural Engine is emulated.
 pub(crate) fn engine<T>(case: &Case, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
     let bundle = Bundle::open(&case.path("out.moec")).unwrap();
-    let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
-    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| Ok(body(engine))).unwrap()
+    let host_build = HostBuild::of(&bundle, &Progress::silent()).unwrap();
+    host_build
+        .with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| Ok(body(engine)))
+        .unwrap()
 }
 
 /// `m2-ultra` with another limit on the bytes of a graph.

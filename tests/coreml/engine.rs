@@ -89,19 +89,19 @@ fn rows_past_a_capacity_are_lost_or_spill() {
             format!("[placement]\nexperts = \"npu\"\n[experts]\ncoverage = 0.5\noverflow = \"{overflow}\"\n");
         let case = Case::with_chunk("mixtral", &more, 48);
         ok(case.build("m2-ultra", "out.moec").envs(found.clone()));
-        let (logits, tallies) = engine(&case, |engine| {
+        let (logits, counters) = engine(&case, |engine| {
             let mut all = Vec::new();
             let mut keep = |_, logits: &[f32]| {
                 all.extend_from_slice(logits);
                 Ok(())
             };
             engine.prefill(0, 0, &want.ids, Want::All, &mut keep).unwrap();
-            (all, engine.tallies())
+            (all, engine.overflow_counters())
         });
         let layers = case.plan("out.moec").model.layers as usize;
-        assert_eq!(tallies.len(), layers);
-        let mut sum = Tally::default();
-        for (_, t) in &tallies {
+        assert_eq!(counters.len(), layers);
+        let mut sum = OverflowCounters::default();
+        for (_, t) in &counters {
             sum.add(t);
         }
         let k = 2;
@@ -118,7 +118,7 @@ fn rows_past_a_capacity_are_lost_or_spill() {
     assert!(off[0] < 5e-3 && off[1] > 4.0 * off[0], "{off:?}");
 }
 
-/// Experts of a prompt in static graphs, those of decoding on flash with room for a few: what is said is the same as with all in
+/// Experts of a prompt in static graphs, those of decoding on disk with room for a few: what is said is the same as with all in
 /// memory.
 #[test]
 fn static_graphs_and_a_memory_budget_go_together() {
@@ -140,7 +140,7 @@ fn static_graphs_and_a_memory_budget_go_together() {
             let request = Request { slot: 0, prompt: &want.ids[..20], n: 24, end: &[] };
             let mut sampler = Sampler::new(Sampling::default());
             let made = generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()));
-            let spilled: u64 = engine.tallies().iter().map(|(_, t)| t.spilled).sum();
+            let spilled: u64 = engine.overflow_counters().iter().map(|(_, t)| t.spilled).sum();
             (logits, made.unwrap().ids, spilled, engine.paging().map(|p| p.misses))
         });
         (said, case.plan("out.moec"))
@@ -149,10 +149,10 @@ fn static_graphs_and_a_memory_budget_go_together() {
     assert!(!plan.graphs.is_empty() && spilled > 0 && none.is_none());
     let (_, roomy) = run("[memory]\nbudget = \"1 GiB\"\nthreads = 1\n");
     let p = roomy.paging.as_ref().unwrap();
-    let least = p.resident + p.process + u64::from(p.spare + 3) * p.frame_bytes;
+    let least = p.resident + p.process + u64::from(p.staging + 3) * p.frame_bytes;
     let (said, tight) = run(&format!("[memory]\nbudget = \"{} KiB\"\nthreads = 1\n", least.div_ceil(1024)));
     let p = tight.paging.as_ref().unwrap();
     assert!(!tight.graphs.is_empty() && p.frames < p.layers.iter().map(|l| l.experts).sum(), "{}", p.frames);
     assert!(said.0 == logits && said.1 == ids && said.2 == spilled, "a budget changes what is said");
-    assert!(said.3 > Some(0), "nothing was read from flash");
+    assert!(said.3 > Some(0), "nothing was read from disk");
 }

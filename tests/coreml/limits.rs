@@ -7,10 +7,10 @@ use moec_runtime::bundle::BundleReader;
 fn what_cannot_be_a_graph_stays_and_says_why_or_is_refused_by_name() {
     // A dense layer of deepseek_v2 has 37 KB of weights, an attention 35 KB.
     let wanted = |attention: &str| {
-        let home = format!("[placement]\nexperts = \"cpu\"\nattention = \"{attention}\"\n");
-        let case = Case::new("deepseek_v2", &home);
+        let config = format!("[placement]\nexperts = \"cpu\"\nattention = \"{attention}\"\n");
+        let case = Case::new("deepseek_v2", &config);
         let mut build = case.build(&small(&case, 36_500), "out.moec");
-        build.args(["--stop-after", "reside", "--print-after", "reside"]);
+        build.args(["--stop-after", "assign_residency", "--print-after", "assign_residency"]);
         (case, build)
     };
     let (_case, mut build) = wanted("npu");
@@ -35,7 +35,7 @@ fn what_cannot_be_a_graph_stays_and_says_why_or_is_refused_by_name() {
     );
     // Decoding costs more there, and the cache is where attention is.
     let (unit, why) = of("layers.*.attn", "attention");
-    assert!(unit == "cpu" && why.contains("the KV cache has one home"), "{unit}: {why}");
+    assert!(unit == "cpu" && why.contains("the KV cache is on one unit"), "{unit}: {why}");
 }
 
 #[test]

@@ -26,12 +26,12 @@ fn parts_say_what_their_functions_take() {
         places.graph.cache_write = Some(Choice { value: CacheWrite::SliceUpdate, source });
         // A gate on what attention says is no part of it: such a layer is refused, and what folds tokens is no part at all.
         if support::FOLDED.contains(&family) {
-            let refused = CoreMlPart::find(&c.module, &attention(3)).unwrap_err();
+            let refused = CoreMlSubgraph::find(&c.module, &attention(3)).unwrap_err();
             assert!(refused.contains("`glu` stands where a projection is wanted"), "{refused}");
             continue;
         }
         for layer in 0..spec.layers.len() {
-            let part = CoreMlPart::find(&c.module, &attention(layer)).unwrap();
+            let part = CoreMlSubgraph::find(&c.module, &attention(layer)).unwrap();
             part.check(&c.module, npu).unwrap();
             // 80 positions are filled up to 96, 24 rows to 32; a decode call is one row of one sequence.
             assert_eq!((part.is_attention(), part.context(&limits)), (true, Some(96)));
@@ -47,7 +47,7 @@ fn parts_say_what_their_functions_take() {
                 let g = &graphs[at];
                 assert_eq!(
                     (&*g.function, g.rows, g.stateful, g.entry),
-                    (name, rows, true, part.cuts[at].entry)
+                    (name, rows, true, part.boundaries[at].entry)
                 );
                 assert_eq!(g.package, format!("artifacts/layers.{layer}.attn.mlpackage"));
                 assert_eq!(shape("x", at), [rows, 64, 1, 1]);
@@ -56,7 +56,7 @@ fn parts_say_what_their_functions_take() {
                     (vec![1, 1, rows, 96], vec![1, 1, 96, rows])
                 );
                 // A layer without rotation takes no angles.
-                let angles = part.cuts[at].angles.map(|v| c.module.entries[at].ty(v).cols());
+                let angles = part.boundaries[at].angles.map(|v| c.module.entries[at].ty(v).cols());
                 if let Some(channels) = angles {
                     assert_eq!(shape("angles", at), [rows, channels, 1, 1]);
                 }
@@ -76,17 +76,17 @@ fn parts_say_what_their_functions_take() {
             );
             let mask = fixed[2].inputs.iter().find(|p| p.name == "mask").unwrap();
             assert_eq!((fixed[2].fixed_start(), &*mask.shape), (Some(24), &[1, 1, 32, 56][..]));
-            for (cut, graph) in part.cuts.iter().zip(&c.module.entries) {
+            for (boundary, graph) in part.boundaries.iter().zip(&c.module.entries) {
                 // The part begins after the norm and ends before the residual.
-                let norm = &graph.nodes[graph.def(cut.x).unwrap().0 as usize].op;
+                let norm = &graph.nodes[graph.def(boundary.x).unwrap().0 as usize].op;
                 assert!(matches!(norm, Op::RmsNorm { .. } | Op::LayerNorm { .. }), "{family}");
-                let residual = graph.nodes.iter().find(|n| n.inputs.contains(&cut.y.into())).unwrap();
+                let residual = graph.nodes.iter().find(|n| n.inputs.contains(&boundary.y.into())).unwrap();
                 assert_eq!(residual.op, Op::Add, "{family}");
-                assert_eq!(graph.ty(cut.x), graph.ty(cut.y), "{family}");
+                assert_eq!(graph.ty(boundary.x), graph.ty(boundary.y), "{family}");
             }
         }
         let windows = (0..spec.layers.len())
-            .map(|layer| CoreMlPart::find(&c.module, &attention(layer)).unwrap().window());
+            .map(|layer| CoreMlSubgraph::find(&c.module, &attention(layer)).unwrap().window());
         let windows: Vec<_> = windows.flatten().collect();
         let wanted: &[usize] = match family {
             "gpt_oss" => &[16],
@@ -95,7 +95,7 @@ fn parts_say_what_their_functions_take() {
             _ => &[],
         };
         assert_eq!(windows, wanted, "{family}");
-        let e = CoreMlPart::find(&c.module, &moec_ir::Part::EMBED.into()).unwrap_err();
+        let e = CoreMlSubgraph::find(&c.module, &moec_ir::Part::EMBED.into()).unwrap_err();
         assert!(e.contains("no graph"), "{e}");
     }
 }

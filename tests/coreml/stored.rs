@@ -47,7 +47,7 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
+fn packages_of_codes_agree_with_the_cpu_that_has_the_same_codes() {
     let Some(found) = coreml() else { return };
     let ids = expected(&checkpoint("olmoe")).ids;
     for (format, share) in [("q8", 0.70), ("q4", 0.55)] {

@@ -102,7 +102,7 @@ fn a_prompt_turns_as_a_whole() {
         let path = folder.path().join("short.kv");
         save(engine, 0, &ids[..24], &path).unwrap();
         let saved = Saved::open(&path, engine.program()).unwrap();
-        assert_eq!((saved.turned_from(32), saved.turned_from(33)), (None, Some(32)));
+        assert_eq!((saved.crossed_long_rope_threshold(32), saved.crossed_long_rope_threshold(33)), (None, Some(32)));
         assert_eq!((saved.shared_with(&ids[..32]), saved.shared_with(&ids[..33])), (24, 0));
         for slots in [0..1, 0..4] {
             let made = greedy(engine, prompt, slots);

@@ -23,7 +23,7 @@ pub(super) const FAILURES: [(&str, &str); 3] = [
 
 /// Requests that it has seen.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct ReceivedRequests {
     /// Bodies of requests for answers.
     pub(super) asked: Vec<Value>,
     /// Answers whose client went away before they ended.
@@ -31,10 +31,10 @@ pub(super) struct Seen {
 }
 
 /// Starts it; it ends with the process. Gives its address.
-pub(super) fn start() -> (String, Arc<Mutex<Seen>>) {
+pub(super) fn start() -> (String, Arc<Mutex<ReceivedRequests>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(ReceivedRequests::default()));
     let shared = Arc::clone(&seen);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -46,7 +46,7 @@ pub(super) fn start() -> (String, Arc<Mutex<Seen>>) {
     (address, seen)
 }
 
-fn answer(mut stream: &TcpStream, seen: &Mutex<Seen>) -> std::io::Result<()> {
+fn answer(mut stream: &TcpStream, seen: &Mutex<ReceivedRequests>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     let (mut first, mut length) = (String::new(), 0);
     reader.read_line(&mut first)?;

@@ -3,9 +3,9 @@
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
-use moec_runtime::offload::flash::Priority;
+use moec_runtime::offload::disk::Priority;
 use moec_runtime::offload::paging::decider::{Decision, How};
-use moec_sim::flash::Link;
+use moec_sim::disk::Link;
 use moec_sim::paging::{Journal, Observed, Scene, Units, simulate};
 
 /// Sequences of a run, tokens of a prompt and tokens decoded after it.
@@ -55,7 +55,7 @@ fn live(
 ) -> (&'static Journal, Planned, Report) {
     let mut plan: Plan = bundle.plan.clone();
     let own = plan.paging.as_mut().unwrap();
-    (own.frames, own.spare, own.block_bytes) = (case.frames, case.spare, BLOCK);
+    (own.frames, own.staging, own.block_bytes) = (case.frames, case.staging, BLOCK);
     case.policy.clone_into(&mut own.policy);
     let planned = own.clone();
     let unit = bundle.unit().unwrap();
@@ -84,11 +84,11 @@ fn recorded(folder: &Path) -> Bundle {
 }
 
 const CASES: [Case; 7] = [
-    Case { frames: 40, spare: 7, policy: "lru", ahead: 3, threads: 1, reader: Choice::Threads },
-    Case { frames: 40, spare: 7, policy: "lru", ahead: 0, threads: 2, reader: Choice::Threads },
+    Case { frames: 40, staging: 7, policy: "lru", ahead: 3, threads: 1, reader: Choice::Threads },
+    Case { frames: 40, staging: 7, policy: "lru", ahead: 0, threads: 2, reader: Choice::Threads },
     Case {
         frames: 40,
-        spare: 7,
+        staging: 7,
         policy: "lfu half_life=64 bypass=1",
         ahead: 3,
         threads: 3,
@@ -96,7 +96,7 @@ const CASES: [Case; 7] = [
     },
     Case {
         frames: 30,
-        spare: 4,
+        staging: 4,
         policy: "lfu half_life=64 bypass=1",
         ahead: 0,
         threads: 1,
@@ -104,22 +104,22 @@ const CASES: [Case; 7] = [
     },
     Case {
         frames: 30,
-        spare: 6,
+        staging: 6,
         policy: "mrs alpha=0.2 depth=2 bypass=1",
         ahead: 2,
         threads: 2,
         reader: Choice::Threads,
     },
-    // More pass through in a prompt than there are frames to spare: each is read in two parts.
+    // More pass through in a prompt than there are staging frames: each is read in two parts.
     Case {
         frames: 3,
-        spare: 2,
+        staging: 2,
         policy: "lfu half_life=0 bypass=1",
         ahead: 1,
         threads: 2,
         reader: Choice::Threads,
     },
-    Case { frames: 12, spare: 5, policy: "lru per-layer", ahead: 3, threads: 3, reader: Choice::Threads },
+    Case { frames: 12, staging: 5, policy: "lru per-layer", ahead: 3, threads: 3, reader: Choice::Threads },
 ];
 
 #[test]
@@ -129,7 +129,7 @@ fn a_run_and_its_simulation_decide_the_same() {
     let matrices = matrices(&bundle);
     let mut seen = [0_usize; 6];
     for case in CASES {
-        // Under virtual time all lanes together are one unit.
+        // Under virtual time all threads together are one unit.
         let case = Case { threads: 1, ..case };
         let (ran, planned, report) = live(&bundle, case, Some(&Slow));
         let simulated = Journal::new(LINES);
@@ -141,7 +141,7 @@ fn a_run_and_its_simulation_decide_the_same() {
             preload: true,
             journal: Some(&simulated),
         };
-        let asks = ran.asks();
+        let asks = ran.requests();
         assert_eq!(asks.len(), matrices.len() * SEQUENCES * (PROMPT.div_ceil(20) + DECODE), "{case:?}");
         let out = simulate(scene, &Slow, &asks, &mut |_, _, _| {}).unwrap();
         let (live, model) = (ran.lines(), simulated.lines());
@@ -155,7 +155,7 @@ fn a_run_and_its_simulation_decide_the_same() {
             model.get(same)
         );
         assert_eq!((out.counts.hits, out.counts.misses), (report.hits, report.misses));
-        assert_eq!((out.stalled, out.flash.bytes), (report.stalled, report.flash.bytes));
+        assert_eq!((out.stalled, out.disk.bytes), (report.stalled, report.disk.bytes));
         for decision in simulated.decisions() {
             seen[match decision {
                 Decision::Load { priority: Priority::Demand, .. } => 0,

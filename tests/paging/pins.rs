@@ -21,7 +21,7 @@ fn with_pins<R>(
 ) -> R {
     let mut plan: Plan = bundle.plan.clone();
     let own = plan.paging.as_mut().unwrap();
-    (own.frames, own.spare, own.pinned) = (case.frames, case.spare, pinned);
+    (own.frames, own.staging, own.pinned) = (case.frames, case.staging, pinned);
     own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
@@ -55,17 +55,17 @@ fn pinned_experts_change_no_logits() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, prompt, want) = demo(folder.path());
     for (frames, pinned) in [(2, 1), (17, 4), (17, 16), (60, 45), (96, 90)] {
-        for (policy, spare, threads, ahead) in
+        for (policy, staging, threads, ahead) in
             [("lru", 2, 1, 0), ("lru per-layer", 2, 2, 3), ("mrs alpha=0.2 depth=2 bypass=1", 4, 3, 1)]
         {
-            let case = Case { frames, spare, policy, ahead, threads, reader: Choice::Threads };
+            let case = Case { frames, staging, policy, ahead, threads, reader: Choice::Threads };
             for waits in [false, true] {
                 with_pins(&bundle, case, pins(pinned), paging(case, None), |engine| {
                     if waits {
                         // No expert was requested.
                         let report = until(engine, |r| r.preloaded == u64::from(pinned));
                         assert!(
-                            report.hits == 0 && report.misses == 0 && report.flash.bytes > 0,
+                            report.hits == 0 && report.misses == 0 && report.disk.bytes > 0,
                             "{report:?}"
                         );
                     }
@@ -80,7 +80,7 @@ fn pinned_experts_change_no_logits() {
                         assert!(read <= 96, "{case:?}: {report:?}");
                     }
                     if ahead == 0 {
-                        assert_eq!((report.ahead, report.foreseen), (0, 0), "{case:?}");
+                        assert_eq!((report.ahead, report.predicted), (0, 0), "{case:?}");
                     }
                 });
             }
@@ -95,7 +95,7 @@ fn a_smaller_budget_pins_the_same_share() {
     let Planned { resident, process, frame_bytes, .. } = bundle.plan.paging.clone().unwrap();
     let case = Case { frames: 48, ..USUAL };
     for (frames, pinned) in [(1, 0), (4, 1), (12, 5), (47, 19), (48, 20), (70, 20)] {
-        let budget = resident + process + u64::from(frames + case.spare) * frame_bytes;
+        let budget = resident + process + u64::from(frames + case.staging) * frame_bytes;
         let how = Paging { budget: Some(budget), ..paging(case, None) };
         with_pins(&bundle, case, pins(20), how, |engine| {
             assert!(logits(engine, &prompt).unwrap() == want, "{frames} frames give other logits");
@@ -117,7 +117,7 @@ fn what_cannot_be_read_at_the_start_is_read_on_demand() {
     let case = Case { frames: 40, ..USUAL };
     let how = paging(case, Some(faulty(plan, Gate::default())));
     with_pins(&bundle, case, pins(30), how, |engine| {
-        let report = until(engine, |r| r.flash.failed == 30);
+        let report = until(engine, |r| r.disk.failed == 30);
         assert_eq!(report.preloaded, 0);
         gone.store(false, Ordering::SeqCst);
         assert!(logits(engine, &prompt).unwrap() == want, "what was not read at the start is missed");
@@ -175,7 +175,7 @@ fn pins_that_cannot_be_are_no_plan() {
 }
 
 #[test]
-fn a_share_is_pinned_where_it_is_asked_for() {
+fn a_share_is_pinned_where_it_is_requested() {
     let folder = tempfile::tempdir().unwrap();
     let text = ferris().join("eval/calibration.txt");
     let with = |memory: &str| {
@@ -213,7 +213,7 @@ fn a_share_is_pinned_where_it_is_asked_for() {
     assert_eq!(all["memory"]["pinned"], u64::from(pinned) * own.frame_bytes, "{all}");
     // The others begin with what calibration used most.
     assert!(all["cache"]["preloaded"].as_u64() <= Some(own.frames.into()), "{all}");
-    let small = own.resident + own.process + u64::from(own.spare + own.frames / 2) * own.frame_bytes;
+    let small = own.resident + own.process + u64::from(own.staging + own.frames / 2) * own.frame_bytes;
     let few = generate(&["--budget", &small.to_string()]);
     assert_eq!(few["cache"]["pinned"], u64::from(pinned * (own.frames / 2) / own.frames), "{few}");
     assert_eq!(all["ids"], few["ids"]);

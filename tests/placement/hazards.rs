@@ -25,15 +25,15 @@ const CASES: [(&str, &str, &str, usize); 15] = [
         4,
     ),
     (TIMED_MIRROR, "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n", 4),
-    ("targets/cuda/beside.toml", "bf16", "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n", 4),
-    ("targets/cuda/beside.toml", "bf16", "[placement]\nexperts = \"gpu:50%\"\n", 3),
+    ("targets/cuda/cuda.toml", "bf16", "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n", 4),
+    ("targets/cuda/cuda.toml", "bf16", "[placement]\nexperts = \"gpu:50%\"\n", 3),
     (
-        "targets/cuda/beside.toml",
+        "targets/cuda/cuda.toml",
         "bf16",
         "[placement]\nattention = \"gpu\"\nexperts = \"gpu:50%\"\nrest = \"gpu\"\n",
         4,
     ),
-    ("targets/cuda/beside.toml", "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"gpu:30%\"\n", 4),
+    ("targets/cuda/cuda.toml", "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"gpu:30%\"\n", 4),
 ];
 
 /// The device file of the mirror with times of experts, which policies need.

@@ -26,12 +26,12 @@ impl Calibrated {
         self.folder.path().join(name)
     }
 
-    fn moec(&self, verb: &str) -> Command {
+    fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command
             .env("MOEC_CACHE", cache(self.folder.path()))
             .env("MOEC_THREADS", "1")
-            .arg(verb)
+            .arg(subcommand)
             .arg("--quiet");
         command
     }
@@ -136,14 +136,15 @@ fn a_profile_decides_a_placement_and_is_shown() {
     case.calibrate("text.txt", "b.trace");
     let toml = fs::read_to_string(&case.toml).unwrap();
     fs::write(&case.toml, toml + "[calibrate]\nprofile = \"a.trace\"\n[experts]\ntiers = 2\n").unwrap();
-    let text = stdout(&mut case.build(&["--stop-after", "reside", "--print-after", "reside"]));
+    let text =
+        stdout(&mut case.build(&["--stop-after", "assign_residency", "--print-after", "assign_residency"]));
     let p = parse_placement(&text).unwrap();
     moec_ir::verify::placement(&p).unwrap();
     assert_eq!((p.chunk, p.experts.len(), p.experts[0].experts.len()), (64, 4, 24));
     assert!(
         p.experts.iter().all(|t| (1..=2).contains(&t.tiers.len()) && t.expected.unwrap().imbalance > 1.0)
     );
-    // Launches cost more than anything here: there are no packages, and nothing is asked of Python.
+    // Launches cost more than anything here: there are no packages, and Python is not called.
     assert!(p.ops.iter().all(|o| o.unit == 0));
     ok(&mut case.build(&["--no-run"]));
     assert!(!case.path("out.moec/artifacts/layers.0.group.0.mlpackage").exists());

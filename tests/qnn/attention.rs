@@ -3,8 +3,8 @@
 use super::library::installed;
 use super::{Case, PHONE, Tiny, forge};
 use crate::support::{Setup, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok};
+use moec_backend::Backend as _;
 use moec_bundle::read::Bundle;
-use moec_family::Family as _;
 use moec_qnn::Qnn;
 use moec_runtime::CheckLevel;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn attention_of_every_kind_becomes_networks_that_verify() {
 
 /// Left to itself a build keeps attention where its cache is.
 #[test]
-fn attention_goes_to_the_unit_only_where_it_is_asked_for() {
+fn attention_goes_to_the_unit_only_where_it_is_requested() {
     let built = Tiny::new("mixtral", &[1], "[placement]\nexperts = \"npu\"\n");
     let report = built.verify();
     let parts: Vec<&Value> = report["packages"].as_array().unwrap().iter().collect();
@@ -139,8 +139,8 @@ fn a_network_is_what_its_file_says() {
 fn attention_computes_on_the_emulator() {
     let Some(tools) = installed() else { return };
     let case = Case::of("ferris-relu", 64, "attention = \"npu\"\n[experts]\ngroup = 24\n");
-    let command = |verb: &str| {
-        let mut command = case.moec(verb);
+    let command = |subcommand: &str| {
+        let mut command = case.moec(subcommand);
         command.envs(tools.iter().map(|(name, value)| (name, value)));
         command
     };

@@ -1,4 +1,4 @@
-//! Networks of hot neurons: built where they are asked for, verified, and run by the plan beside kernels of the others.
+//! Networks of hot neurons: built where they are requested, verified, and run by the plan beside kernels of the others.
 
 use super::library::installed;
 use super::{Case, PHONE, Tiny, files};
@@ -7,7 +7,7 @@ use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Builtin, Code};
-use moec_measure::twin::Twin;
+use moec_measure::host_build::HostBuild;
 use moec_passes::hot::HotShare;
 use moec_runtime::CheckLevel;
 use moec_runtime::Want;
@@ -88,7 +88,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     let explained = ok(case.moec("explain").arg(case.path("a.moec"))).stdout;
     let explained = String::from_utf8(explained).unwrap();
     assert!(explained.contains("in networks, beside the CPU, which takes the others"), "{explained}");
-    assert!(explained.contains("hot neurons: asked for by `placement.hot`"), "{explained}");
+    assert!(explained.contains("hot neurons: requested by `placement.hot`"), "{explained}");
     let inspected = String::from_utf8(ok(case.moec("inspect").arg(case.path("a.moec"))).stdout).unwrap();
     assert!(inspected.contains("held twice"), "{inspected}");
     let trace = case.path("a.trace").display().to_string();
@@ -174,26 +174,27 @@ fn divided(bundle: &Path) -> Vec<usize> {
 fn logits(built: &Tiny) -> Vec<f32> {
     let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(12).copied().collect();
     let bundle = Bundle::open(&built.bundle()).unwrap();
-    let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
+    let host_build = HostBuild::of(&bundle, &Progress::silent()).unwrap();
     let mut all = Vec::new();
-    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| {
-        let mut keep = |_: usize, logits: &[f32]| {
-            all.extend_from_slice(logits);
-            Ok(())
-        };
-        for slot in 0..2 {
-            engine.prefill(slot, 0, &ids[..6], Want::All, &mut keep).map_err(moec_base::Error::from)?;
-        }
-        for (i, &id) in ids[6..].iter().enumerate() {
-            let rows = [(0, 6 + i, id), (1, 6 + i, ids[i])];
-            let calls: &[&[(u32, usize, u32)]] = if i < 3 { &[&rows[..1], &rows[1..]] } else { &[&rows] };
-            for rows in calls {
-                engine.decode(rows, &mut keep).map_err(moec_base::Error::from)?;
+    host_build
+        .with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| {
+            let mut keep = |_: usize, logits: &[f32]| {
+                all.extend_from_slice(logits);
+                Ok(())
+            };
+            for slot in 0..2 {
+                engine.prefill(slot, 0, &ids[..6], Want::All, &mut keep).map_err(moec_base::Error::from)?;
             }
-        }
-        Ok(())
-    })
-    .unwrap();
+            for (i, &id) in ids[6..].iter().enumerate() {
+                let rows = [(0, 6 + i, id), (1, 6 + i, ids[i])];
+                let calls: &[&[(u32, usize, u32)]] = if i < 3 { &[&rows[..1], &rows[1..]] } else { &[&rows] };
+                for rows in calls {
+                    engine.decode(rows, &mut keep).map_err(moec_base::Error::from)?;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
     all
 }
 

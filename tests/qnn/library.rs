@@ -27,12 +27,12 @@ pub(crate) fn installed() -> Option<[(&'static str, PathBuf); 2]> {
 }
 
 /// A phone's bundle of `ferris-relu` that was built with the library.
-struct Built {
+struct QnnBundle {
     case: Case,
     tools: [(&'static str, PathBuf); 2],
 }
 
-impl Built {
+impl QnnBundle {
     fn new() -> Option<Self> {
         let tools = installed()?;
         let built = Self { case: Case::of("ferris-relu", 256, MORE), tools };
@@ -40,8 +40,8 @@ impl Built {
         Some(built)
     }
 
-    fn moec(&self, verb: &str) -> Command {
-        let mut command = self.case.moec(verb);
+    fn moec(&self, subcommand: &str) -> Command {
+        let mut command = self.case.moec(subcommand);
         command.envs(self.tools.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -88,7 +88,7 @@ impl Built {
 /// near what the same weights give in f32.
 #[test]
 fn bundles_have_contexts_and_dlc_that_compute() {
-    let Some(built) = Built::new() else { return };
+    let Some(built) = QnnBundle::new() else { return };
     let report = built.verify();
     assert_eq!(report.get("unverified"), None, "{report}");
     let mut of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -168,7 +168,7 @@ fn networks_of_every_family_compute_on_the_emulator() {
 /// A bundle's artifacts were changed, their hashes with them: each is refused by its name.
 #[test]
 fn artifacts_that_do_not_fit_are_refused() {
-    let Some(built) = Built::new() else { return };
+    let Some(built) = QnnBundle::new() else { return };
     let (context, dlc) = (built.first("context.bin"), built.first(".dlc"));
     let rows = built.first("rows.bin");
     let device = String::from_utf8(built.read("device.toml")).unwrap();
@@ -209,8 +209,8 @@ fn artifacts_that_do_not_fit_are_refused() {
 #[test]
 fn what_is_missing_is_said_and_builds_do_not_fail() {
     let case = Case::of("ferris-relu", 64, "[experts]\ngroup = 24\n");
-    let run = |verb: &str, more: &[&str], lib: &Path| {
-        let mut command = case.moec(verb);
+    let run = |subcommand: &str, more: &[&str], lib: &Path| {
+        let mut command = case.moec(subcommand);
         command.env("MOEC_QNN_LIB", lib).env("MOEC_ONNXRUNTIME", "/nowhere/python");
         let out = ok(command.args(more));
         let json: Value = serde_json::from_slice(&out.stdout).unwrap();

@@ -11,7 +11,7 @@ use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_bundle::toolchain::{Cross, Toolchain};
 use moec_ir::plan::GraphDecl;
-use moec_measure::twin::Twin;
+use moec_measure::host_build::HostBuild;
 use moec_runtime::CheckLevel;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::{Graphs, f16};
@@ -147,15 +147,15 @@ fn a_call_of_another_size_names_its_graphs_first() {
     let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");
     case.build(PHONE, "a.moec");
     let bundle = Bundle::open(&case.path("a.moec")).unwrap();
-    let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
+    let host_build = HostBuild::of(&bundle, &Progress::silent()).unwrap();
     let events = Arc::<Mutex<Vec<Event>>>::default();
     let unit = Box::new(Recorder(Arc::clone(&events)));
     let options = Options { threads: Some(1), ..Options::default() };
-    let (program, weights) = (twin.program(), twin.folder());
+    let (program, weights) = (host_build.program(), host_build.folder());
     let mut engine =
         Engine::with_graphs(program, weights, unit, &bundle.files(CheckLevel::Small).unwrap(), options)
             .unwrap();
-    let mut told = |start: usize, ids: &[u32]| {
+    let mut events = |start: usize, ids: &[u32]| {
         match ids {
             [id] => engine.decode(&[(0, start, *id)], &mut |_, _| Ok(())).unwrap(),
             _ => engine.prefill(0, start, ids, Want::Last, &mut |_, _| Ok(())).unwrap(),
@@ -163,7 +163,7 @@ fn a_call_of_another_size_names_its_graphs_first() {
         std::mem::take(&mut *events.lock().unwrap())
     };
     let chunk: Vec<u32> = (1..=16).collect();
-    let first = told(0, &chunk);
+    let first = events(0, &chunk);
     let [Event::Prepare(named), runs @ ..] = &*first else { panic!("{first:?}") };
     let places: Vec<Option<usize>> = runs
         .iter()
@@ -175,8 +175,8 @@ fn a_call_of_another_size_names_its_graphs_first() {
     assert!(places.len() > 1 && places.is_sorted() && places.iter().all(Option::is_some), "{first:?}");
     // The same size once more is no news; another one is, and so is the way back.
     let runs = |events: Vec<Event>| events.iter().all(|event| matches!(event, Event::Run(_)));
-    assert!(runs(told(16, &chunk)));
-    assert!(matches!(&*told(32, &[7]), [Event::Prepare(_), ..]));
-    assert!(runs(told(33, &[7])));
-    assert_eq!(told(34, &chunk).first(), first.first());
+    assert!(runs(events(16, &chunk)));
+    assert!(matches!(&*events(32, &[7]), [Event::Prepare(_), ..]));
+    assert!(runs(events(33, &[7])));
+    assert_eq!(events(34, &chunk).first(), first.first());
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Puts what `moec build TOML ARGS` makes at `bundle`: a copy, which the test may change.
 ///
-/// Equal files of a model that lies in the tree are built once for every moec, by the first test that asks, in cargo's folder for what tests
+/// Equal files of a model that lies in the tree are built once for every moec, by the first test that needs them, in cargo's folder for what tests
 /// leave. Tests of building itself have no use for this.
 pub fn built(toml: &Path, args: &[&str], bundle: &Path) {
     shared("build", toml, &[args, &["--no-run"]].concat(), bundle);
@@ -20,22 +20,23 @@ pub fn recorded(toml: &Path, args: &[&str], profile: &Path) {
 }
 
 /// Puts what a subcommand makes of a `model.toml` at `to`. It is made once for equal files whose model lies in the tree.
-fn shared(verb: &str, toml: &Path, args: &[&str], to: &Path) {
+fn shared(subcommand: &str, toml: &Path, args: &[&str], to: &Path) {
     let make = |toml: &Path, to: &Path| {
         let mut command = moec();
-        if verb == "calibrate" {
+        if subcommand == "calibrate" {
             // What is kept is that of the first, and a run by itself has no use for what others recorded.
             let folder = to.parent().expect("a folder");
             command.env("MOEC_THREADS", "1").env("MOEC_CACHE", cache(folder));
         }
-        ok(command.arg(verb).arg(toml).args(args).args(["--quiet", "-o"]).arg(to));
+        ok(command.arg(subcommand).arg(toml).args(args).args(["--quiet", "-o"]).arg(to));
     };
     let text = fs::read_to_string(toml).expect("model.toml is there");
     // What a test has made itself is its own.
     if text.contains(&*std::env::temp_dir().to_string_lossy()) {
         return make(toml, to);
     }
-    let folder = all().join(format!("{:016x}", hash(&(verb, &text, args, stamps(&root().join("golden"))))));
+    let folder =
+        all().join(format!("{:016x}", hash(&(subcommand, &text, args, stamps(&root().join("golden"))))));
     fs::create_dir_all(&folder).expect("the folder is made");
     // Freed by its end, however a test ends. A bundle or profile is there whole or not at all.
     let lock = File::create(folder.join("lock")).expect("a lock is made");

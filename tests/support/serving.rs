@@ -55,11 +55,11 @@ pub fn served(
             let how = Sampling { log_probabilities: Some(0), ..Sampling::default() };
             let job = Job {
                 prompt: prompt.clone(),
-                choosers: vec![Box::new(Sampler::new(how))],
+                samplers: vec![Box::new(Sampler::new(how))],
                 n,
                 end: Vec::new(),
                 limit: None,
-                guesses: 0,
+                draft_tokens: 0,
             };
             let sequences = scheduler.submit(job).expect("there is room");
             made.extend(sequences.into_iter().map(|sequence| (sequence, Answer::default())));
@@ -70,7 +70,7 @@ pub fn served(
                 Event::Began { shared } => answer.shared = shared,
                 Event::Token { id, log_probabilities } => {
                     answer.ids.push(id);
-                    answer.likely.push(log_probabilities.expect("they are asked for").chosen);
+                    answer.likely.push(log_probabilities.expect("they are requested").chosen);
                 }
                 Event::Ended(_) => {}
             }

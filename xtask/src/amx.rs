@@ -3,7 +3,7 @@
 use crate::setup;
 use crate::shell::{self, Failed, cargo, shown, stage};
 
-/// Runs the example that times them, of the target family for CPUs.
+/// Runs the example that times them, of the CPU backend.
 pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
     let mut bench = cargo("run", Some(&llvm));

@@ -85,14 +85,14 @@ impl Route {
         // Where the whole tree is compiled with the same compiler, its build scripts and macros serve here, too.
         let own = self.rustc == Rustc::Own && !self.build;
         let lints = own && output(cargo("clippy", None).arg("--version")).is_some();
-        let verb = if lints { "clippy" } else { "check" };
+        let subcommand = if lints { "clippy" } else { "check" };
         let mut command = match &self.rustc {
             Rustc::Rustup(name) => {
                 let mut command = program("rustup");
-                command.args(["run", name, "cargo", verb]);
+                command.args(["run", name, "cargo", subcommand]);
                 command
             }
-            Rustc::Own | Rustc::At(_) => cargo(verb, None),
+            Rustc::Own | Rustc::At(_) => cargo(subcommand, None),
         };
         if let Rustc::At(path) = &self.rustc {
             command.env("RUSTC", path);

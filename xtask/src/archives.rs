@@ -1,4 +1,4 @@
-//! Static archives of the libraries that LLVM asks for, so that a program which is handed out needs none of them where it runs.
+//! Static archives of the libraries that LLVM requests, so that a program which is handed out needs none of them where it runs.
 
 use crate::apt;
 use crate::llvm::Llvm;
@@ -7,10 +7,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-/// The library that the linker is asked for, the archive that has it, and Debian's package of that.
+/// The library that the linker is requested, the archive that has it, and Debian's package of that.
 const ARCHIVES: [(&str, &str, &str); 5] = [
     ("stdc++", "libstdc++.a", "g++"),
-    // Rust asks for the shared one, to unwind stacks.
+    // Rust requests the shared one, to unwind stacks.
     ("gcc_s", "libgcc_eh.a", "gcc"),
     ("z", "libz.a", "zlib1g-dev"),
     ("zstd", "libzstd.a", "libzstd-dev"),
@@ -18,10 +18,10 @@ const ARCHIVES: [(&str, &str, &str); 5] = [
     ("ffi", "libffi.a", "libffi-dev"),
 ];
 
-/// Variable with the folder where the binding to LLVM has the linker look before all of the system's folders.
+/// Variable with the folder where the binding to LLVM has the linker look before all of the operating system's folders.
 pub(crate) const VARIABLE: &str = "LLVM_SYS_SYSTEM_LIBRARY_DIRS";
 
-/// A folder with these archives and no shared library, which a linker takes what it is asked for from if it looks there first.
+/// A folder with these archives and no shared library, which a linker takes what it is requested from if it looks there first.
 /// What is missing of them and of LLVM's own is installed on Debian and Ubuntu, by root.
 pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
     let missing = ARCHIVES.iter().filter(|(_, archive, _)| find(archive).is_none());
@@ -50,7 +50,7 @@ pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
     Ok(folder)
 }
 
-/// One archive of LLVM's, and those of the libraries that it asks for.
+/// One archive of LLVM's, and those of the libraries that it requests.
 pub(crate) fn files(llvm: &Llvm) -> Result<Vec<PathBuf>, Failed> {
     let own = std::iter::once(Ok(llvm.prefix.join("lib/libLLVMCore.a")));
     own.chain(ARCHIVES.iter().map(|(_, archive, package)| place(archive, package))).collect()

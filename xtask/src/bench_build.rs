@@ -1,7 +1,7 @@
 //! `cargo xtask bench-build`: what packing costs, beside copying the same files, as a table and as `bench/build.json`.
 //!
 //! Two layers of OLMoE-1B-7B's shapes with random weights, 2.1 GB of bf16, are packed in every format and copied, by turns.
-//! Both end when their bytes are on the disk. Where this user may drop the system's caches, every turn is done once more
+//! Both end when their bytes are on the disk. Where this user may drop the operating system's caches, every turn is done once more
 //! with the checkpoint on the disk alone.
 
 use crate::quality::number;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 const FOLDER: &str = "target/bench-build";
 const JSON: &str = "bench/build.json";
-/// File that makes the system drop cached files.
+/// File that makes the operating system drop cached files.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// Number of times that each is done.
 const TURNS: usize = 3;
@@ -26,7 +26,7 @@ const WHAT: [&str; 5] = ["copy", "bf16", "q8", "q4", "q4 again"];
 /// Measurements of one of [`WHAT`].
 #[derive(Default)]
 struct Row {
-    /// Seconds, of files that the system has cached, and of files that it has not.
+    /// Seconds, of files that the operating system has cached, and of files that it has not.
     seconds: [Vec<f64>; 2],
     /// Bytes written.
     bytes: f64,
@@ -95,7 +95,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Has the system forget cached files.
+/// Has the operating system forget cached files.
 fn forget() -> io::Result<()> {
     fs::write(DROP_CACHES, "1")
 }

@@ -14,7 +14,7 @@ const FERRIS: &str = "golden/models/ferris";
 const FOLDER: &str = "target/big-little";
 const MARKS: [&str; 2] = ["<!-- big-little -->", "<!-- /big-little -->"];
 
-/// Memory of a run where experts are on flash: little more than the least that works.
+/// Memory of a run where experts are on disk: little more than the least that works.
 const BUDGET: &str = "29 MiB";
 
 /// Thresholds; 1 is the full model.
@@ -32,11 +32,11 @@ struct Row {
     gamma: &'static str,
     /// As `moec eval` said it.
     said: String,
-    /// Tokens per second of every generation, by home of the experts: memory, flash.
+    /// Tokens per second of every generation, by storage of the experts: memory, the disk.
     rates: [Vec<f64>; 2],
     /// Fallback ratio of every generation.
     ratios: Vec<f64>,
-    /// Bytes per token that were read from flash.
+    /// Bytes per token that were read from disk.
     read: Vec<f64>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         ferris.join("eval/calibration.txt").display()
     );
     let toml = folder.join("model.toml");
-    let bundles = ["memory", "flash"].map(|home| folder.join(format!("{home}.moec")));
+    let bundles = ["memory", "disk"].map(|storage| folder.join(format!("{storage}.moec")));
     // The routing of the calibration text decides who stays in memory.
     for (bundle, budget) in bundles.iter().zip(["", BUDGET]) {
         fs::write(&toml, format!("{config}[memory]\nbudget = \"{budget}\"\n")).map_err(failed)?;
@@ -72,7 +72,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let said = shell::output(&mut measure).ok_or_else(|| Failed::new("the bundle cannot be measured"))?;
     let each: Vec<&str> = said.split("\"gamma\":").skip(1).collect();
     if each.len() != GAMMAS.len() {
-        return Err(Failed::new("`moec eval` said something else than was asked for"));
+        return Err(Failed::new("`moec eval` said something else than was requested"));
     }
     let row =
         |(gamma, said): (&&'static str, &&str)| Row { gamma, said: (*said).to_owned(), ..Row::default() };
@@ -86,7 +86,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     for prompt in prompts {
         for _ in 0..ROUNDS {
             for row in &mut rows {
-                for (home, bundle) in bundles.iter().enumerate() {
+                for (storage, bundle) in bundles.iter().enumerate() {
                     let mut generate = program(&moec);
                     generate.arg("run").arg(bundle).args([
                         "generate",
@@ -102,8 +102,8 @@ pub(crate) fn run() -> Result<(), Failed> {
                             || Failed::new(format!("nothing was generated with gamma {}", row.gamma));
                         number(&said, key).ok_or_else(failed)
                     };
-                    row.rates[home].push(of("decode_tokens_per_s")?);
-                    match home {
+                    row.rates[storage].push(of("decode_tokens_per_s")?);
+                    match storage {
                         0 => row.ratios.push(of("fallback_ratio")?),
                         _ => row.read.push(of("bytes")? / f64::from(TOKENS.parse::<u16>().unwrap_or(1))),
                     }
@@ -120,7 +120,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 fn table(rows: &[Row]) -> Result<String, Failed> {
     let mut out = String::from(
         "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | times γ = 1 \
-         | from flash, tokens/s | times γ = 1 | read per token |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+         | from disk, tokens/s | times γ = 1 | read per token |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let perplexity =
         |row: &Row| number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"));
@@ -129,9 +129,9 @@ fn table(rows: &[Row]) -> Result<String, Failed> {
     for row in rows {
         let share = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{:.1} %", 100.0 * x));
         let mean = row.ratios.iter().sum::<f64>() / row.ratios.len().max(1) as f64;
-        let speed = |home: usize| {
-            let rate = median(&row.rates[home]);
-            format!("{rate:.0} | {:.2}×", rate / median(&full.rates[home]))
+        let speed = |storage: usize| {
+            let rate = median(&row.rates[storage]);
+            format!("{rate:.0} | {:.2}×", rate / median(&full.rates[storage]))
         };
         // Writing to a string does not fail.
         let _ = writeln!(

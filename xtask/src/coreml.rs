@@ -32,7 +32,7 @@ struct Python {
     library: String,
 }
 
-/// Installs both, and asks the helper whether it works.
+/// Installs both, and checks that the helper works.
 pub(crate) fn run() -> Result<(), Failed> {
     let home = cache_dir()?.join("coreml");
     if Python::find().is_none() {
@@ -59,7 +59,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 }
 
 impl Python {
-    /// The system's own comes first: its library stands where the loader looks.
+    /// The operating system's own comes first: its library stands where the loader looks.
     fn find() -> Option<Self> {
         let names = ["/usr/bin/python3", "python3", "python3.13", "python3.12", "python3.11", "python3.10"];
         names.iter().find_map(|name| {

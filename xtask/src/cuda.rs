@@ -1,4 +1,4 @@
-//! `cargo xtask cuda`: NVIDIA's assembler of PTX, which writes machine code beside the PTX of bundles, and which tests ask whether it takes the
+//! `cargo xtask cuda`: NVIDIA's assembler of PTX, which writes machine code beside the PTX of bundles, and with which tests check whether it takes the
 //! kernels that moec writes.
 //!
 //! It comes in a package of PyPI and may not be given on, so that it goes into moec's cache folder, of the user who runs this.
@@ -14,7 +14,7 @@ const HASH: &str = "5d6a0d32fdc7ea39917c20065614ae93add6f577d840233237ff08e9a38f
 /// Path of the assembler in the package.
 const PTXAS: &str = "nvidia/cuda_nvcc/bin/ptxas";
 
-/// Installs it, and asks it for its version.
+/// Installs it, and prints its version.
 pub(crate) fn run() -> Result<(), Failed> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err(Failed::new("this package of NVIDIA's assembler is for Linux on x86-64")
@@ -52,7 +52,7 @@ fn install(home: &Path, ptxas: &Path) -> Result<(), Failed> {
     let mut pip = program(venv.join("bin/python"));
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
     pip.args(["--require-hashes", "--only-binary=:all:", "-r"]).arg(&list);
-    shell::run(&mut pip).map_err(|e| e.hint("pip says above why; it asks pypi.org"))?;
+    shell::run(&mut pip).map_err(|e| e.hint("pip says above why; it queries pypi.org"))?;
     let from = find(&venv).ok_or_else(|| Failed::new(format!("{PACKAGE} has no {PTXAS}")))?;
     fs::copy(&from, ptxas).map_err(|e| failed(&from, e))?;
     executable(ptxas).map_err(|e| failed(ptxas, e))?;

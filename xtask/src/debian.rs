@@ -1,7 +1,7 @@
-//! Debian's Rust, unpacked beside the system's.
+//! Debian's Rust, unpacked beside the operating system's.
 //!
 //! Debian's `rustc-web` follows new releases for the sake of its browsers, and is packaged for other architectures and as
-//! source. Package lists are kept apart from the system's, so unpacking takes no root.
+//! source. Package lists are kept apart from the operating system's, so unpacking takes no root.
 
 use crate::shell::{self, Failed, output, program};
 use std::fs;
@@ -35,13 +35,13 @@ pub(crate) fn unpack(to: &Path, architectures: &[&str], packages: &[&str]) -> Re
         "APT::Sandbox::User=root".to_owned(),
     ];
     options.extend(architectures.iter().map(|a| format!("APT::Architectures::={a}")));
-    let apt = |tool: &str, verb: &str| {
+    let apt = |tool: &str, subcommand: &str| {
         let mut command = program(tool);
         command.current_dir(&debs);
         for option in &options {
             command.args(["-o", option]);
         }
-        command.arg(verb);
+        command.arg(subcommand);
         command
     };
     shell::run(apt("apt-get", "update").arg("-qq"))?;

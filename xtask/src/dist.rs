@@ -100,7 +100,7 @@ fn absolute(path: &str) -> Result<PathBuf, Failed> {
     std::path::absolute(path).map_err(|e| failed("find", Path::new(path), &e))
 }
 
-/// Builds moec for release, with LLVM and what that asks for as a part of it.
+/// Builds moec for release, with LLVM and what that requests as a part of it.
 fn built() -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
     let archives = archives::folder(&llvm)?;
@@ -159,7 +159,7 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
 /// The licence of the grids of GGUF's types.
 const GGML: &str = include_str!("../../gguf/LICENSE-ggml");
 
-/// Licences of the crates in the program, of what it has from ggml, and, where LLVM is a part of it, of LLVM and what that asks for.
+/// Licences of the crates in the program, of what it has from ggml, and, where LLVM is a part of it, of LLVM and what that requests.
 fn licences(needs: &Needs) -> Result<String, Failed> {
     let mut crates = notices::text(&notices::linked(&["moec"], &[])?)?;
     crates += &notices::section("ggml, grids of GGUF's types", GGML);
@@ -234,7 +234,7 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
     Ok(Needs { packages: places.filter_map(owner).map(bounded).collect(), libraries })
 }
 
-/// The newest version of glibc whose symbols a program asks for, of what `objdump -p` says of it.
+/// The newest version of glibc whose symbols a program requests, of what `objdump -p` says of it.
 fn glibc(listed: &str) -> Option<(u32, u32)> {
     let asked = listed.lines().filter_map(|line| line.rsplit_once(" GLIBC_")?.1.split_once('.'));
     asked
@@ -290,7 +290,7 @@ fn try_out(tarball: &Path, folder: &Path) -> Result<(), Failed> {
     let parent = folder.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(|e| failed("create", parent, &e))?;
     done(program("tar").arg("-xzf").arg(tarball).arg("-C").arg(parent))?;
-    // From its own folder, without this tree's: what it needs it has, or the system.
+    // From its own folder, without this tree's: what it needs it has, or the operating system.
     let mut moec = Command::new(folder.join("bin/moec"));
     shell::run(moec.arg("self-test").current_dir(folder))
 }

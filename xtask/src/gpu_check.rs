@@ -36,8 +36,8 @@ Runs bundles on an NVIDIA GPU and writes what they compute and how fast; fails w
   --pack DIR       write DIR/gpu-check.tar.xz, which checks a machine that has neither Rust nor this tree; needs no GPU
   --packed DIR     run what was packed and unpacked in DIR; `DIR/check` does so";
 
-/// Has tests use the GPU (`tests/cuda.rs`, `codegen/tests/kernels/card.rs`).
-const ON_GPU: (&str, &str) = ("MOEC_CUDA", "card");
+/// Has tests use the GPU (`tests/cuda.rs`, `codegen/tests/kernels/gpu.rs`).
+const ON_GPU: (&str, &str) = ("MOEC_CUDA", "gpu");
 /// Has tests use the programs and files of an unpacked archive (`tests/support/mod.rs`).
 const PACKED: &str = "MOEC_PACKED";
 /// Formats of the models that are timed.
@@ -56,7 +56,7 @@ const TESTS: [(&str, &str, &str, &str); 2] = [
 /// Checkpoints that the tests read.
 const CHECKPOINTS: &str = "golden/hf";
 /// Other files that they read.
-const FILES: [&str; 1] = ["targets/cuda/beside.toml"];
+const FILES: [&str; 1] = ["targets/cuda/cuda.toml"];
 /// Name of the archive, and of the folder in it.
 const PACK: &str = "gpu-check";
 /// The script of an archive that runs its parts.
@@ -86,7 +86,7 @@ struct Options {
 }
 
 impl Options {
-    /// `None`: the usage was asked for.
+    /// `None`: the usage was requested.
     fn read(words: &[String]) -> Result<Option<Self>, Failed> {
         let mut options = Self::default();
         let mut words = words.iter();
@@ -244,25 +244,25 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     if let Some(folder) = &options.pack {
         return pack(folder);
     }
-    let cards = output(
+    let gpus = output(
         Command::new("nvidia-smi")
             .args(["--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]),
     )
-    .filter(|cards| !cards.is_empty());
-    let Some(cards) = cards else {
+    .filter(|gpus| !gpus.is_empty());
+    let Some(gpus) = gpus else {
         return Err(Failed::new("there is no NVIDIA GPU here: `nvidia-smi` finds none").hint(
             "run this on a machine with one and NVIDIA's driver; \
              `cargo test -p moec --test end_to_end cuda::` executes the same bundles on the host",
         ));
     };
-    cards.lines().for_each(|card| stage("Found", card));
+    gpus.lines().for_each(|device| stage("Found", device));
     let programs = match options.packed {
         Some(folder) => Programs::Packed(folder),
         None => Programs::Built { llvm: setup::run()?, moec: setup::moec()? },
     };
     let end = options.seconds.map(|n| Instant::now() + Duration::from_secs(n));
     let at = options.report.unwrap_or_else(|| target_dir().join("gpu-check.txt"));
-    let mut report = Report { at, text: format!("{cards}\n"), failed: Vec::new(), end };
+    let mut report = Report { at, text: format!("{gpus}\n"), failed: Vec::new(), end };
     // Whether it can be written is known before the minutes that the parts take.
     report.save().map_err(|e| failed(&report.at, &e))?;
     for (name, tests) in ["kernels", "bundles"].into_iter().zip(TESTS) {

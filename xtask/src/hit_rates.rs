@@ -53,7 +53,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         stage("Replaying", name);
         let said = replays(&moec, source, &folder)?;
         let table = table(&said)
-            .ok_or_else(|| Failed::new("`moec inspect` said something else than was asked for"))?;
+            .ok_or_else(|| Failed::new("`moec inspect` said something else than was requested"))?;
         // Writing to a string does not fail.
         let _ = write!(out, "\n{name}, {TOKENS} tokens of text:\n\n{table}");
     }

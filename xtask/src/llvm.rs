@@ -58,7 +58,7 @@ impl Llvm {
         (headers.is_file() && shared).then_some(Self { major, minor, version, prefix, on_path })
     }
 
-    /// Whether it is not the one that moec asks for by default.
+    /// Whether it is not the one that moec requests by default.
     pub(crate) fn is_other(&self) -> bool {
         self.major != VERSIONS[0].0
     }

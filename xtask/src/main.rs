@@ -21,6 +21,7 @@ mod demo;
 mod deny;
 mod dist;
 mod docs;
+mod fault_injection;
 mod fuzz;
 mod gpu_check;
 mod hit_rates;
@@ -43,7 +44,6 @@ mod size;
 mod skip;
 mod suite;
 mod tools;
-mod torment;
 mod venv;
 mod words;
 
@@ -181,13 +181,13 @@ const COMMANDS: &[Command] = &[
         peers::run(peers::PEERS, &options())
     }),
     (
-        "bench-flash",
+        "bench-disk",
         "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
-        || peers::run(peers::FLASH, &options()),
+        || peers::run(peers::DISK, &options()),
     ),
     (
         "bench-neurons",
-        "compare neurons from flash with whole experts and llama.cpp, by share of zeros; takes options, `--help` lists them",
+        "compare neurons from disk with whole experts and llama.cpp, by share of zeros; takes options, `--help` lists them",
         || peers::run(peers::NEURONS, &options()),
     ),
     (
@@ -215,13 +215,15 @@ const COMMANDS: &[Command] = &[
         "measure what skipping neurons gains in decoding, by share of zeros; takes options, five minutes",
         || skip::run(&options()),
     ),
-    ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
-        torment::run(&options())
-    }),
     (
-        "torment-serve",
+        "fault-injection",
+        "a thousand damaged checkpoints and bundles; takes options, `--help` lists them",
+        || fault_injection::run(&options()),
+    ),
+    (
+        "stress-serve",
         "64 clients of a server that come and go at random, for two minutes; takes options, `--help` lists them",
-        || serve::torment(&options()),
+        || serve::stress(&options()),
     ),
     (
         "hostile-requests",
@@ -257,7 +259,7 @@ fn main() -> ExitCode {
             if matches!(
                 &**one,
                 "bench-peers"
-                    | "bench-flash"
+                    | "bench-disk"
                     | "bench-neurons"
                     | "bench-serve"
                     | "dist"
@@ -271,8 +273,8 @@ fn main() -> ExitCode {
                     | "quality"
                     | "skip"
                     | "test"
-                    | "torment"
-                    | "torment-serve"
+                    | "fault-injection"
+                    | "stress-serve"
                     | "trimoe"
                     | "words"
             ) =>

@@ -29,7 +29,7 @@ embeddings = \"bf16\"
 const BENCH: [&str; 8] = ["bench", "--json", "--prompt", "128", "--gen", "32", "--repeat", "3"];
 
 /// Places of weights.
-const WEIGHTS: [&str; 2] = ["own", "mapped"];
+const WEIGHTS: [&str; 2] = ["ram", "mmap"];
 
 /// Free memory, in bytes, at which the page cache counts as full: the kernel keeps about as much.
 const NONE_FREE: u64 = 400 << 20;
@@ -37,7 +37,7 @@ const NONE_FREE: u64 = 400 << 20;
 const TURNS: usize = 3;
 
 /// A state of memory: its name, and what brings it about.
-type State = (&'static str, fn(&Place) -> Result<(), Failed>);
+type State = (&'static str, fn(&BenchFiles) -> Result<(), Failed>);
 
 /// Every state.
 const STATES: [State; 4] = [
@@ -45,7 +45,7 @@ const STATES: [State; 4] = [
         place.evict()?;
         place.each_file(read)
     }),
-    ("free, the bundle evicted", Place::evict),
+    ("free, the bundle evicted", BenchFiles::evict),
     ("free, half of the bundle in the page cache", |place| {
         place.evict()?;
         place.each_file(|file, bytes| read(file, bytes / 2))
@@ -69,7 +69,7 @@ struct MeasuredRun {
 }
 
 /// The files of the benchmark.
-struct Place {
+struct BenchFiles {
     bundle: PathBuf,
     /// A file without content, as large as memory: reading it fills the page cache at the speed of memory.
     other: PathBuf,
@@ -79,7 +79,7 @@ struct Place {
 pub(crate) fn run() -> Result<(), Failed> {
     let moec = setup::moec()?;
     let folder = root().join(FOLDER);
-    let place = Place { bundle: folder.join("out.moec"), other: folder.join("other") };
+    let place = BenchFiles { bundle: folder.join("out.moec"), other: folder.join("other") };
     place.build(&moec, &folder)?;
     let mut found: Vec<(f64, Vec<MeasuredRun>)> = Vec::new();
     for turn in 1..=TURNS {
@@ -134,7 +134,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     write(&root().join(OUT), &format!("[\n{}\n]\n", rows.join(",\n")))
 }
 
-impl Place {
+impl BenchFiles {
     /// Makes the model and compiles it, unless this very moec has.
     fn build(&self, moec: &Path, folder: &Path) -> Result<(), Failed> {
         let (source, toml) = (folder.join("hf"), folder.join("model.toml"));

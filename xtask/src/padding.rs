@@ -21,7 +21,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let ferris = root().join(FERRIS);
     let (toml, trace, bundle) =
         (folder.join("model.toml"), folder.join("ferris.trace"), folder.join("ferris.moec"));
-    // Everything is on the CPU, so that no package is written: only the shapes are asked for.
+    // Everything is on the CPU, so that no package is written: only the shapes are requested.
     let config = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 1024\nprefill_chunk = 64\n[calibrate]\nprofile = \"{}\"\n\
          [placement]\nexperts = \"cpu\"\nattention = \"cpu\"\n",

@@ -1,6 +1,6 @@
-//! `cargo xtask bench-peers`, `bench-flash`, `bench-neurons` and `bench-serve`: moec beside other engines on this machine.
+//! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec beside other engines on this machine.
 //!
-//! The comparisons themselves are Python (`bench/peers`, `bench/flash`, `bench/serve`), as the peers are; nothing of it is needed to
+//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`), as the peers are; nothing of it is needed to
 //! build or to run a model.
 
 use crate::setup;
@@ -11,9 +11,9 @@ const PYTHON: (u32, u32) = (3, 10);
 /// Models that fit into memory.
 pub(crate) const PEERS: &str = "bench/peers/main.py";
 /// A model that does not.
-pub(crate) const FLASH: &str = "bench/flash/main.py";
+pub(crate) const DISK: &str = "bench/disk/main.py";
 /// One that does not, whose gates leave zeros.
-pub(crate) const NEURONS: &str = "bench/flash/neurons.py";
+pub(crate) const NEURONS: &str = "bench/disk/neurons.py";
 /// One that several clients ask.
 pub(crate) const SERVE: &str = "bench/serve/main.py";
 
@@ -55,14 +55,14 @@ mod tests {
     use super::python;
     use crate::shell::{program, root};
 
-    /// Tests of what the scripts do themselves. They ask for no engine, no network and no moec.
+    /// Tests of what the scripts do themselves. They request no engine, no network and no moec.
     #[test]
     fn the_scripts_own_tests_pass() {
         let Some(python) = moec_testing::PYTHON.of(python()) else { return };
         for tests in [
             "bench/peers/tests.py",
-            "bench/flash/tests.py",
-            "bench/flash/neuron_tests.py",
+            "bench/disk/tests.py",
+            "bench/disk/neuron_tests.py",
             "bench/serve/tests.py",
         ] {
             let out = program(&python).current_dir(root()).arg(tests).output().expect("Python starts");

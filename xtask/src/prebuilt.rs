@@ -11,7 +11,7 @@ const GIVEN: &str = "MOEC_PREBUILT";
 
 static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Packages that are built with it: so crates have the features that all of moec asks of them, and serve both.
+/// Packages that are built with it: so crates have the features that all of moec requires of them, and serve both.
 const PACKAGES: [&str; 5] = ["moec-prebuilt", "moec-import", "moec-passes", "moec-cpu", "moec-codegen"];
 
 /// A build of them in `profile`, and of moec itself if `whole`.

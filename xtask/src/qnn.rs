@@ -107,7 +107,7 @@ fn install(venv: &Path) -> Result<(), Failed> {
     };
     let offline = |e: Failed| {
         e.hint(
-            "pip says above why; it asks pypi.org, or what its own settings name. \
+            "pip says above why; it queries pypi.org, or what its own settings name. \
              Where the library is already here, name its folder in `MOEC_QNN_LIB`",
         )
     };
@@ -129,7 +129,7 @@ fn requirements() -> String {
 /// Library that the loader names where it is missing.
 const ATOMIC: &str = "libatomic";
 
-/// The one library of the system's that is not on every machine.
+/// The one library of the operating system's that is not on every machine.
 fn atomic() -> Result<(), Failed> {
     apt::install("QNN's library wants libatomic, which is not here", &["libatomic1"])
 }

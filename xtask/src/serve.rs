@@ -1,4 +1,4 @@
-//! `cargo xtask torment-serve`, `hostile-requests` and `bench-serve`: `run serve` under clients that come and go, under hostile ones, and
+//! `cargo xtask stress-serve`, `hostile-requests` and `bench-serve`: `run serve` under clients that come and go, under hostile ones, and
 //! beside llama.cpp's server.
 //!
 //! Who asks is Rust, examples of `moec-testing`: beside the server, on the same cores, clients had better cost little.
@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 
-const FOLDER: &str = "target/torment-serve";
+const FOLDER: &str = "target/stress-serve";
 const HOSTILE_FOLDER: &str = "target/hostile-requests";
 const FERRIS: &str = "golden/models/ferris";
 /// A chat template for it.
@@ -25,7 +25,7 @@ experts = \"bf16\"
 attention = \"bf16\"
 embeddings = \"bf16\"
 ";
-/// Four slots, which a case asks for at once.
+/// Four slots, which a case requests at once.
 const HOSTILE_SHAPES: &str = "[shapes]
 max_context = 1024
 prefill_chunk = 64
@@ -35,9 +35,9 @@ decode_batch = [1, 2, 4]
 const SECONDS: u64 = 120;
 
 /// Clients that come and go, on the demo model.
-pub(crate) fn torment(args: &[String]) -> Result<(), Failed> {
+pub(crate) fn stress(args: &[String]) -> Result<(), Failed> {
     let Some(seconds) = seconds(args)? else {
-        stage("Usage", "cargo xtask torment-serve [--seconds N]");
+        stage("Usage", "cargo xtask stress-serve [--seconds N]");
         stage(
             "--seconds",
             &format!("N: how long clients ask, half of it with `--exact` [default: {SECONDS}]"),
@@ -46,10 +46,10 @@ pub(crate) fn torment(args: &[String]) -> Result<(), Failed> {
     };
     let (_, bundle) = bundle(FOLDER, SHAPES)?;
     let (template, text) = (root().join(TEMPLATE), root().join(FERRIS).join("eval/text.txt"));
-    let mut torment = example("torment_serve", &["run", "--quiet"]);
-    torment.arg("--").arg(bundle.join("run")).args([template, text]).arg(seconds.to_string());
-    stage("Tormenting", &format!("{} for {seconds} s", bundle.display()));
-    shell::run(&mut torment)
+    let mut stress = example("stress_serve", &["run", "--quiet"]);
+    stress.arg("--").arg(bundle.join("run")).args([template, text]).arg(seconds.to_string());
+    stage("Stressing", &format!("{} for {seconds} s", bundle.display()));
+    shell::run(&mut stress)
 }
 
 /// Requests, files and clients that are meant to do harm: all cases, or those whose names have one of the words.
@@ -97,16 +97,16 @@ pub(crate) fn bench(args: &[String]) -> Result<(), Failed> {
 }
 
 /// A cargo command for an example of `moec-testing`.
-fn example(name: impl AsRef<OsStr>, verb: &[&str]) -> std::process::Command {
-    let mut command = cargo(verb[0], None);
+fn example(name: impl AsRef<OsStr>, subcommand: &[&str]) -> std::process::Command {
+    let mut command = cargo(subcommand[0], None);
     command
-        .args(&verb[1..])
+        .args(&subcommand[1..])
         .args(["--release", "--locked", "--package", "moec-testing", "--example"])
         .arg(name);
     command
 }
 
-/// The seconds that options name; `None` where they ask for help.
+/// The seconds that options name; `None` where they request help.
 fn seconds(args: &[String]) -> Result<Option<u64>, Failed> {
     let words: Vec<&str> = args.iter().flat_map(|word| word.splitn(2, '=')).collect();
     match *words {
@@ -117,7 +117,7 @@ fn seconds(args: &[String]) -> Result<Option<u64>, Failed> {
             _ => Err(Failed::new(format!("`--seconds` is `{n}`, expected a number from 4 up"))),
         },
         _ => Err(Failed::new(format!("there is no option `{}`", args.join(" ")))
-            .hint("`cargo xtask torment-serve --help` lists them")),
+            .hint("`cargo xtask stress-serve --help` lists them")),
     }
 }
 

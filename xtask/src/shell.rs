@@ -60,9 +60,9 @@ pub(crate) fn stage(verb: &str, what: &str) {
 }
 
 /// A cargo command in the root, for the LLVM that was found.
-pub(crate) fn cargo(verb: &str, llvm: Option<&Llvm>) -> Command {
+pub(crate) fn cargo(subcommand: &str, llvm: Option<&Llvm>) -> Command {
     let mut command = program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.arg(verb);
+    command.arg(subcommand);
     if let Some(llvm) = llvm {
         command.args(llvm.flags());
         command.envs(llvm.environment());

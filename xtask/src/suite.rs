@@ -21,7 +21,7 @@ use usage::Usage;
 const OPTIONS: [(&str, &str); 4] = [
     (
         "NAME…",
-        "tests with such a part in their name, or all of a program: `golden`, `moec-ir`, `moec-runtime/flash`",
+        "tests with such a part in their name, or all of a program: `golden`, `moec-ir`, `moec-runtime/disk`",
     ),
     ("--all", "run the slow tests, too, which are left out otherwise and named at the end"),
     ("--fast", "check that everything compiles, and run a test or some of every stage"),
@@ -205,7 +205,11 @@ mod tests {
         let all = read(&[]);
         assert!(all.takes_all("golden") && all.takes("golden", "any", &[]));
         let fast = read(&["--fast"]);
-        assert!(fast.takes_all("moec-ir") && !fast.takes_all("golden") && !fast.takes("torment", "any", &[]));
+        assert!(
+            fast.takes_all("moec-ir")
+                && !fast.takes_all("golden")
+                && !fast.takes("fault_injection", "any", &[])
+        );
         assert!(fast.takes("golden", "the_demo_model_in_its_own_format", &[]));
     }
 

@@ -78,7 +78,7 @@ fn install(of: &Environment, venv: &Path) -> Result<(), Failed> {
     let mut pip = program(venv.join("bin/python"));
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(of.packages);
     shell::run(&mut pip)
-        .map_err(|e| e.hint("pip says above why; it asks pypi.org, or what its own settings name"))
+        .map_err(|e| e.hint("pip says above why; it queries pypi.org, or what its own settings name"))
 }
 
 #[cfg(test)]

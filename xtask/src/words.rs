@@ -46,7 +46,7 @@ const TABLE: &[Row] = &[
     Row("dimms that compute", "NDP DIMMs", &[]),
     Row("awake", "active", &[]),
     Row("asleep", "inactive", &["fall", "falls"]),
-    Row("likeliest", "most probable", &[]),
+    Row("most_probable", "most probable", &[]),
     Row(
         "behind",
         "after, past, below",
@@ -165,20 +165,20 @@ fn risen(found: &BTreeMap<String, usize>, held: &BTreeMap<String, usize>) -> Vec
 
 /// Result of a search.
 #[derive(Default)]
-struct Found {
+struct SearchResult {
     /// `file:line: phrase: what to write`.
     phrases: Vec<String>,
     /// By crate: `file:line`, and the docstring's first line.
     questions: BTreeMap<String, Vec<(String, String)>>,
 }
 
-fn counts(found: &Found) -> BTreeMap<String, usize> {
+fn counts(found: &SearchResult) -> BTreeMap<String, usize> {
     found.questions.iter().map(|(row, of)| (row.clone(), of.len())).collect()
 }
 
 /// Looks through all tracked files with prose.
-fn seek(root: &Path) -> Result<Found, Failed> {
-    let mut found = Found::default();
+fn seek(root: &Path) -> Result<SearchResult, Failed> {
+    let mut found = SearchResult::default();
     for name in size::tracked(root)? {
         let path = Path::new(&name);
         let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();

@@ -19,8 +19,8 @@ class Ik(Llama):
         self.api = api
         api.llama_backend_init()
         params = api.llama_model_default_params()
-        # Its documentation's advice for processors: repack at load time, which rules out mapping. There is no
-        # repacked bf16 where the processor has no instruction for it.
+        # Its documentation's advice for CPUs: repack at load time, which rules out mapping. There is no
+        # repacked bf16 where the CPU has no instruction for it.
         params.repack_tensors = fmt != "bf16"
         params.use_mmap = fmt == "bf16"
         self.model = api.llama_model_load_from_file(path.encode(), params)

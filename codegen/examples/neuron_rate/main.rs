@@ -11,7 +11,7 @@
 mod probe;
 mod steps;
 
-use moec_codegen::{Compute, Machine, WeightOrder};
+use moec_codegen::{ComputeType, Machine, WeightOrder};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 use probe::{Expert, Probe};
@@ -43,16 +43,16 @@ fn compare(a: &Path, b: &Path, threads: usize, calls: usize) -> [f64; 3] {
     let of = |f: &dyn Fn(&[f64; 2]) -> f64| median(turns.iter().map(f).collect());
     [of(&|t| t[0]), of(&|t| t[1]), of(&|t| t[0] / t[1])]
 }
-/// Timed kind of kernels: a format, and whether neurons have sketches.
+/// Timed kind of kernels: a format, and whether neurons have gate bounds.
 type Kind = (Format, bool);
 
-fn name((format, sketch): Kind) -> String {
-    format!("{}{}", format.name(), if sketch { ", sketched" } else { "" })
+fn name((format, gate_bound): Kind) -> String {
+    format!("{}{}", format.name(), if gate_bound { ", gate bounds" } else { "" })
 }
 
 /// Gain in decoding.
 fn skipped(machine: &Machine, threads: usize, kind: Kind) -> Outcome {
-    let (format, sketch) = kind;
+    let (format, gate_bound) = kind;
     let bytes = 3 * INTER * format.row_bytes(HIDDEN);
     let copies = BYTES.div_ceil(bytes).next_multiple_of(K);
     let probe = Probe { machine, isa: machine.isa(), format, rows: 1, k: K, each: 1, copies };
@@ -63,7 +63,7 @@ fn skipped(machine: &Machine, threads: usize, kind: Kind) -> Outcome {
         "\n| weights | neurons at 0 | whole experts | read | neurons | faster |\n|---|---|---|---|---|---|"
     );
     for zeros in ZEROS {
-        let skipping = probe.skipping(&Expert::new(zeros), sketch)?;
+        let skipping = probe.skipping(&Expert::new(zeros), gate_bound)?;
         let [whole, part, faster] = compare(&dense, &skipping, threads, copies / K);
         println!(
             "| {} | {:.0} % | {:.3} ms | {:.1} GB/s | {:.3} ms | {faster:.2}× |",
@@ -88,14 +88,14 @@ fn skipped(machine: &Machine, threads: usize, kind: Kind) -> Outcome {
 
 /// Loss in prompts, `each` of whose rows an expert has.
 fn prompt(machine: &Machine, threads: usize, kind: Kind, each: usize) -> Outcome {
-    let ((format, sketch), isa) = (kind, machine.isa());
+    let ((format, gate_bound), isa) = (kind, machine.isa());
     let bytes = 3 * INTER * format.row_bytes(HIDDEN);
     let copies = (BYTES / bytes).clamp(K, 64) / K * K;
     let probe = Probe { machine, isa, format, rows: copies * each / K, k: K, each, copies };
     let e = Expert::new(0.5);
     let dense = probe.matrices(&e, WeightOrder::Panels, probe.dense_compute())?;
-    let compute = if isa.bf16 { Compute::Bf16 } else { Compute::F32 };
-    let neurons = probe.matrices(&e, WeightOrder::Neurons { sketch }, compute)?;
+    let compute = if isa.bf16 { ComputeType::Bf16 } else { ComputeType::F32 };
+    let neurons = probe.matrices(&e, WeightOrder::Neurons { gate_bound }, compute)?;
     let [whole, part, ratio] = compare(&dense, &neurons, threads, 1);
     println!(
         "| {} | {each} | {:.1} ms | {:.1} ms | {:.0} % |",
@@ -138,7 +138,7 @@ fn main() -> Outcome {
         by_channel(&machine, threads)?;
     }
     if isa.tiles && !allow_tiles() {
-        return Err("the system lends no tile registers, which prompts meet".into());
+        return Err("the operating system lends no tile registers, which prompts use".into());
     }
     println!(
         "\n| weights | rows of an expert | whole experts | neurons | share of the speed |\n|---|---|---|---|---|"

@@ -5,8 +5,8 @@ use crate::{GLU, HIDDEN, INTER, Outcome};
 use moec_codegen::pack::Geometry;
 use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDown, NeuronUp, Quantise};
 use moec_codegen::{
-    ByteDot, Compute, Isa, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, awake_words,
-    neurons_meet, packed_words,
+    ByteDot, ComputeType, Isa, KernelSpec, Machine, RowFormat, Schedule, WeightOrder, active_list_words,
+    neurons_multiply, packed_words, pad_row_stride,
 };
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Layout;
@@ -112,17 +112,17 @@ impl Probe<'_> {
     }
 
     /// As `select` chooses for a format and number of rows.
-    pub(crate) fn dense_compute(&self) -> Compute {
+    pub(crate) fn dense_compute(&self) -> ComputeType {
         match self.format.is_quantised() {
-            true if self.isa.tiles && self.rows > 8 => Compute::Bf16,
-            true if self.isa.bytes != ByteDot::None => Compute::I8,
-            false if self.format == Format::Bf16 && self.isa.bf16 && self.rows > 8 => Compute::Bf16,
-            _ => Compute::F32,
+            true if self.isa.tiles && self.rows > 8 => ComputeType::Bf16,
+            true if self.isa.bytes != ByteDot::None => ComputeType::I8,
+            false if self.format == Format::Bf16 && self.isa.bf16 && self.rows > 8 => ComputeType::Bf16,
+            _ => ComputeType::F32,
         }
     }
 
-    /// Rows of tokens in a form, and the words from one to the next.
-    fn rows(&self, b: &mut Builder<'_>, x: &[f32], compute: Compute) -> Outcome<(usize, usize)> {
+    /// Rows of tokens in a compute type, and the words from one to the next.
+    fn rows(&self, b: &mut Builder<'_>, x: &[f32], compute: ComputeType) -> Outcome<(usize, usize)> {
         let x = b.words(&x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
         self.packed(b, x, [HIDDEN, 1], compute)
     }
@@ -133,20 +133,20 @@ impl Probe<'_> {
         b: &mut Builder<'_>,
         x: usize,
         [cols, per_row]: [usize; 2],
-        to: Compute,
+        to: ComputeType,
     ) -> Outcome<(usize, usize)> {
-        if to == Compute::F32 {
+        if to == ComputeType::F32 {
             return Ok((x, cols));
         }
-        let out_ld = apart(packed_words(cols, to));
+        let out_ld = pad_row_stride(packed_words(cols, to));
         let rows = b.words(&vec![0; self.rows * per_row * out_ld]);
         let spec = KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld: cols, out_ld, to });
         b.step(spec, vec![Arg::Memory(x), Arg::Memory(rows)])?;
         Ok((rows, out_ld))
     }
 
-    /// Gate and up, and down, either after its rows in their form.
-    pub(crate) fn matrices(&self, e: &Expert, order: WeightOrder, compute: Compute) -> Outcome<Path> {
+    /// Gate and up, and down, either after its rows in their format.
+    pub(crate) fn matrices(&self, e: &Expert, order: WeightOrder, compute: ComputeType) -> Outcome<Path> {
         let (format, layout, schedule) = (self.format, self.layout(), Schedule::default());
         let mut b = Builder::new(self.machine, self.copies);
         let slots = self.rows * self.k;
@@ -162,13 +162,13 @@ impl Probe<'_> {
             x_ld,
             glu: GLU,
             bias: false,
-            out: RowForm::f32(INTER),
+            out: RowFormat::f32(INTER),
             order,
             schedule,
         });
         let one = |spec: &KernelSpec, rows, cols| {
             let layout = spec.layout(&self.isa).unwrap_or(Layout::Rows);
-            Geometry { layout, format, lead: 1, rows, cols }
+            Geometry { layout, format, matrices: 1, rows, cols }
         };
         let neurons = order != WeightOrder::Panels;
         let (values, g) = if neurons {
@@ -202,18 +202,24 @@ impl Probe<'_> {
         b.finish(self.rows, self.active())
     }
 
-    pub(crate) fn skipping(&self, e: &Expert, sketch: bool) -> Outcome<Path> {
+    pub(crate) fn skipping(&self, e: &Expert, gate_bound: bool) -> Outcome<Path> {
         let (format, layout) = (self.format, self.layout());
         let (hidden, inter) = (HIDDEN, INTER);
         let mut b = Builder::new(self.machine, self.copies);
         let slots = self.rows * self.k;
         let table = dispatch(layout, self.each);
-        let g =
-            Geometry { layout: Layout::Neurons { sketch }, format, lead: 1, rows: INTER, cols: 3 * HIDDEN };
+        let g = Geometry {
+            layout: Layout::Neurons { gate_bound },
+            format,
+            matrices: 1,
+            rows: INTER,
+            cols: 3 * HIDDEN,
+        };
         let h = b.words(&vec![0; slots * INTER]);
-        let awake = b.words(&vec![0; awake_words(layout, INTER)]);
+        let active_lists = b.words(&vec![0; active_list_words(layout, INTER)]);
         let usual = self.dense_compute();
-        let compute = if neurons_meet(&self.isa, format, hidden, usual) { usual } else { Compute::F32 };
+        let compute =
+            if neurons_multiply(&self.isa, format, hidden, usual) { usual } else { ComputeType::F32 };
         let (rows, x_ld) = self.rows(&mut b, &self.x(e), compute)?;
         let up = KernelSpec::NeuronUp(NeuronUp {
             layout,
@@ -221,7 +227,7 @@ impl Probe<'_> {
             inter,
             format,
             compute,
-            sketch,
+            gate_bound,
             predicted: false,
             x_ld,
             glu: GLU,
@@ -233,15 +239,15 @@ impl Probe<'_> {
             Arg::Ints(&table),
             Arg::Matrices(&values, g),
             Arg::Memory(h),
-            Arg::Memory(awake),
+            Arg::Memory(active_lists),
         ];
         b.step(up, args)?;
-        let down = KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, sketch });
+        let down = KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, gate_bound });
         let args = vec![
             Arg::Memory(h),
             Arg::Ints(&table),
             Arg::Memory(weights),
-            Arg::Memory(awake),
+            Arg::Memory(active_lists),
             Arg::Words(slots * HIDDEN),
         ];
         b.step(down, args)?;

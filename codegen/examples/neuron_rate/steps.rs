@@ -37,7 +37,7 @@ fn copies(bytes: &[u8], count: usize) -> (Vec<Line>, usize) {
     (all, pitch)
 }
 
-/// Asks for huge pages, as the runtime does for weights; they have not been touched yet. Where there are none it is slower.
+/// Requests huge pages, as the runtime does for weights; they have not been touched yet. Where there are none it is slower.
 #[cfg(target_os = "linux")]
 fn in_huge_pages(memory: &[Line]) {
     const HUGE: usize = 2 << 20;
@@ -71,11 +71,11 @@ pub(crate) struct Path {
     _loaded: Loaded,
 }
 
-/// Lanes that take work as it is left, and wait for each other after every step.
+/// Threads that take work as it is left, and wait for each other after every step.
 pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let most = path.steps.iter().map(|s| s.scratch).max().unwrap_or(0);
-    let lane = || {
+    let thread = || {
         let mut scratch = lines(most.max(64));
         let mut step_at = 0;
         for call in 0..calls {
@@ -97,7 +97,7 @@ pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
                     if next.compare_exchange(taken, taken + share, SeqCst, SeqCst).is_err() {
                         continue;
                     }
-                    // SAFETY: the operands have the extents that the kernel documents; items are this lane's own.
+                    // SAFETY: the operands have the extents that the kernel documents; items are this thread's own.
                     unsafe {
                         (step.kernel)(
                             args.as_ptr(),
@@ -121,9 +121,9 @@ pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
     let start = clock(threads);
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(lane);
+            scope.spawn(thread);
         }
-        lane();
+        thread();
     });
     (clock(threads) - start) / calls as f64
 }
@@ -230,7 +230,7 @@ impl<'m> Builder<'m> {
     }
 }
 
-/// Asks the system for tile registers, where it lends them.
+/// Asks the operating system for tile registers, where it lends them.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub(crate) fn allow_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;

@@ -1,12 +1,13 @@
 //! Kernels of a model of the size of OLMoE and Qwen3-30B-A3B, decoding and reading a prompt.
 
-use moec_codegen::simt::Kernel;
+use moec_codegen::gpu::Kernel;
 use moec_codegen::spec::{
     Attention, AttentionMerge, CacheWrite, Combine, Embed, ExpertDown, ExpertGateUp, Linear, Map, Norm, Rope,
     Router, Softmax,
 };
 use moec_codegen::{
-    Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, Schedule, WeightOrder, packed_words,
+    ComputeType, KernelSpec, MapOp, NormKind, Rotation, RowFormat, RowNorm, Schedule, WeightOrder,
+    packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -20,28 +21,28 @@ const WIDE: usize = 4096;
 /// A name for people, and the kernel.
 pub(crate) fn kernels() -> Vec<(String, Kernel)> {
     let mut all: Vec<(String, KernelSpec)> = Vec::new();
-    all.push(("norm".to_owned(), norm(RowForm::f32(HIDDEN))));
-    all.push(("norm to bf16".to_owned(), norm(RowForm { form: Compute::Bf16, ld: HIDDEN / 2 })));
+    all.push(("norm".to_owned(), norm(RowFormat::f32(HIDDEN))));
+    all.push(("norm to bf16".to_owned(), norm(RowFormat { compute: ComputeType::Bf16, ld: HIDDEN / 2 })));
     let glu = MapOp::Glu { glu: Glu::Gated(Activation::Silu), b_ld: HIDDEN };
     all.push((
         "map glu".to_owned(),
         KernelSpec::Map(Map { op: glu, cols: HIDDEN, a_ld: HIDDEN, out_ld: HIDDEN }),
     ));
     for (format, compute) in [
-        (Format::F32, Compute::F32),
-        (Format::Bf16, Compute::F32),
-        (Format::F16, Compute::F32),
-        (Format::Q8, Compute::F32),
-        (Format::Q4, Compute::F32),
-        (Format::Q8, Compute::I8),
-        (Format::Q4, Compute::I8),
-        (Format::Bf16, Compute::Bf16),
-        (Format::F16, Compute::Bf16),
-        (Format::Q8, Compute::Bf16),
-        (Format::Q4, Compute::Bf16),
+        (Format::F32, ComputeType::F32),
+        (Format::Bf16, ComputeType::F32),
+        (Format::F16, ComputeType::F32),
+        (Format::Q8, ComputeType::F32),
+        (Format::Q4, ComputeType::F32),
+        (Format::Q8, ComputeType::I8),
+        (Format::Q4, ComputeType::I8),
+        (Format::Bf16, ComputeType::Bf16),
+        (Format::F16, ComputeType::Bf16),
+        (Format::Q8, ComputeType::Bf16),
+        (Format::Q4, ComputeType::Bf16),
     ] {
         for rows in [1, 4, 8, 64] {
-            if rows > 8 && compute == Compute::I8 {
+            if rows > 8 && compute == ComputeType::I8 {
                 continue;
             }
             let name = format!("linear {} by {}, {rows} rows", format.name(), compute.name());
@@ -49,8 +50,8 @@ pub(crate) fn kernels() -> Vec<(String, Kernel)> {
         }
     }
     let silu = Some(Glu::Gated(Activation::Silu));
-    all.push(("linear gated q4, 1 row".to_owned(), linear(Format::Q4, Compute::F32, 1, silu)));
-    all.push(("linear gated q4, 64 rows".to_owned(), linear(Format::Q4, Compute::Bf16, 64, silu)));
+    all.push(("linear gated q4, 1 row".to_owned(), linear(Format::Q4, ComputeType::F32, 1, silu)));
+    all.push(("linear gated q4, 64 rows".to_owned(), linear(Format::Q4, ComputeType::Bf16, 64, silu)));
     experts(&mut all);
     others(&mut all);
     let mut all: Vec<(String, Kernel)> = all.into_iter().map(|(name, spec)| (name, spec.into())).collect();
@@ -66,19 +67,22 @@ fn experts(all: &mut Vec<(String, KernelSpec)>) {
     const INTER: usize = 768;
     let (order, glu) = (WeightOrder::Panels, Glu::Gated(Activation::Silu));
     let forms = [
-        (Format::Bf16, Compute::F32, 1),
-        (Format::Q4, Compute::F32, 1),
-        (Format::Q8, Compute::I8, 1),
-        (Format::Q4, Compute::F32, 64),
-        (Format::Bf16, Compute::Bf16, 64),
-        (Format::Q4, Compute::Bf16, 64),
+        (Format::Bf16, ComputeType::F32, 1),
+        (Format::Q4, ComputeType::F32, 1),
+        (Format::Q8, ComputeType::I8, 1),
+        (Format::Q4, ComputeType::F32, 64),
+        (Format::Bf16, ComputeType::Bf16, 64),
+        (Format::Q4, ComputeType::Bf16, 64),
     ];
     for (format, compute, rows) in forms {
         let layout = DispatchLayout { rows: 512, k: 8, experts: 128 };
         let schedule = Schedule { rows, ..Schedule::default() };
         let (x_ld, h_ld) = (packed_words(HIDDEN, compute), packed_words(INTER, compute));
-        let out =
-            if compute == Compute::Bf16 { RowForm { form: compute, ld: h_ld } } else { RowForm::f32(INTER) };
+        let out = if compute == ComputeType::Bf16 {
+            RowFormat { compute, ld: h_ld }
+        } else {
+            RowFormat::f32(INTER)
+        };
         let (hidden, inter, bias) = (HIDDEN, INTER, false);
         let name =
             |half: &str| format!("experts {half} {} by {}, {rows} rows", format.name(), compute.name());
@@ -144,7 +148,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     ];
     for (name, desc, cache, splits) in named {
         let (q_ld, out_ld) = (desc.heads * desc.qk_dim, desc.heads * splits * (desc.v_dim + 2));
-        let (compute, ctx, rows) = (Compute::F32, 4096, 1);
+        let (compute, ctx, rows) = (ComputeType::F32, 4096, 1);
         let spec = KernelSpec::Attention(Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld });
         all.push((format!("attention {name}"), spec));
     }
@@ -200,7 +204,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     all.push(("softmax".to_owned(), KernelSpec::Softmax(Softmax { cols: 256, x_ld: 256, out_ld: 256 })));
 }
 
-fn norm(out: RowForm) -> KernelSpec {
+fn norm(out: RowFormat) -> KernelSpec {
     KernelSpec::Norm(Norm {
         kind: NormKind::Rms,
         width: HIDDEN,
@@ -212,7 +216,7 @@ fn norm(out: RowForm) -> KernelSpec {
     })
 }
 
-fn linear(format: Format, compute: Compute, rows: usize, glu: Option<Glu>) -> KernelSpec {
+fn linear(format: Format, compute: ComputeType, rows: usize, glu: Option<Glu>) -> KernelSpec {
     KernelSpec::Linear(Linear {
         k: HIDDEN,
         n: WIDE,

@@ -5,7 +5,7 @@
 mod catalogue;
 mod ptxas;
 
-use moec_codegen::simt::{Sm, compile};
+use moec_codegen::gpu::{Sm, compile};
 use std::fmt::Write as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,6 @@
 //! NVIDIA's assembler of PTX, which says what a kernel takes of a multiprocessor.
 
-use moec_codegen::simt::Sm;
+use moec_codegen::gpu::Sm;
 use std::path::Path;
 use std::process::Command;
 

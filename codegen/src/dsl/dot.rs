@@ -2,7 +2,7 @@
 //!
 //! Packed numbers travel as vectors of 32-bit words ([`I`]): two bf16 or four bytes each.
 
-use super::lookup::{self, Wanted};
+use super::lookup::{self, Symbols};
 use super::value::width;
 use super::{Elem, F, I, Kb, P, Span, elem_type};
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ pub(super) fn declare<'c>(
     let (byte, int) = (ctx.i8_type().as_basic_type_enum(), ctx.i32_type().as_basic_type_enum());
     let (float, half) = (ctx.f32_type().as_basic_type_enum(), ctx.bf16_type().as_basic_type_enum());
     let lanes = isa.lanes;
-    let mut wanted: Vec<Wanted<'c>> = vec![(RINT, vec![vector(float, lanes)])];
+    let mut wanted: Vec<Symbols<'c>> = vec![(RINT, vec![vector(float, lanes)])];
     wanted.extend(lookup::wanted(machine, vector(byte, 4 * lanes)));
     if isa.bf16 {
         wanted.push(match lanes {

@@ -144,7 +144,7 @@ impl<'k> Kb<'k> {
     }
 
     /// As [`Kb::tiles`], a block of rows at a time: with blocks of even sizes, at most `rows`, that begin at multiples of
-    /// `whole` rows. All tiles of the call's items meet a block before the next one is begun.
+    /// `whole` rows. All tiles of the call's items are multiplied by a block before the next one is begun.
     pub(crate) fn tiles_by_block(&'k self, rows: usize, whole: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));

@@ -7,7 +7,7 @@ use inkwell::values::BasicValueEnum;
 use moec_ir::types::E2M1;
 
 /// An instruction by name, and the types that it is declared for.
-pub(super) type Wanted<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
+pub(super) type Symbols<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
 
 const BYTES_512: &str = "llvm.x86.avx512.pshuf.b.512";
 const BYTES_256: &str = "llvm.x86.avx2.pshuf.b";
@@ -27,7 +27,7 @@ fn instruction(machine: &Machine) -> Option<&'static str> {
 }
 
 /// Declaration that it needs; `bytes` is a vector of them.
-pub(super) fn wanted<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Wanted<'c>> {
+pub(super) fn wanted<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Symbols<'c>> {
     let types = |name| if name == BYTES_ARM { vec![bytes] } else { Vec::new() };
     instruction(machine).map(|name| (name, types(name)))
 }

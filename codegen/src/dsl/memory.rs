@@ -227,7 +227,7 @@ impl<'k> P<'k> {
         }
     }
 
-    /// Asks for the cache line of the address, which need not be mapped.
+    /// Prefetches the cache line of the address, which need not be mapped.
     pub(crate) fn prefetch(self) {
         self.prefetch_to(0, 3);
     }

@@ -1,7 +1,7 @@
 //! A small language for kernels over LLVM's builder.
 //!
 //! [`Kb`] writes one function. [`F`] are f32 scalars and vectors, [`I`] integers (scalars, vectors,
-//! masks), [`P`] addresses; scalars meet vectors by broadcasting. Loops and branches take closures, so a
+//! masks), [`P`] addresses; scalars are broadcast to vectors. Loops and branches take closures, so a
 //! kernel reads like the mathematics that it computes. Errors stick: after the first one values are
 //! arbitrary, and [`Kb::finish`] returns it.
 #![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
@@ -9,18 +9,18 @@
 mod dot;
 mod float;
 mod flow;
+mod gpu;
 mod int;
 mod lookup;
 mod math;
 mod memory;
 mod narrow;
-mod thread;
 mod tiles;
 mod value;
 mod wide;
 
+pub(crate) use gpu::{GpuFunction, WARP};
 pub(crate) use memory::{LINE, P, Span};
-pub(crate) use thread::{ThreadKernel, WARP};
 pub(crate) use tiles::{TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 pub(crate) use value::{F, I, Index};
 pub(crate) use wide::{Halves, widest};

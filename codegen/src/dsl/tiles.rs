@@ -65,7 +65,7 @@ impl<'k> Kb<'k> {
         self.tile_instruction(LOAD_CONFIG, &[at.v.into()]);
     }
 
-    /// Gives the tiles back: the system need not save them any more.
+    /// Gives the tiles back: the operating system need not save them any more.
     pub(crate) fn release_tiles(&'k self) {
         self.tile_instruction(RELEASE, &[]);
     }

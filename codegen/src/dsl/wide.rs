@@ -1,7 +1,7 @@
 //! Wide accesses of a thread, and its operations on words of small numbers: loads of up to 16 bytes, copies to shared
 //! memory that go on by themselves, dot products of bytes, products of matrices by a warp.
 
-use super::thread::{COMMIT, COPY_16, LOAD_MATRICES, MMA_BF16, MMA_F16, WAIT};
+use super::gpu::{COMMIT, COPY_16, LOAD_MATRICES, MMA_BF16, MMA_F16, WAIT};
 use super::{F, I, Kb, P};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum};

@@ -15,8 +15,8 @@
 //!
 //! Loading and multiplying overlap where one operand comes from the first-level cache, and hardly where both come from
 //! the second (`bench/amx.md`), so operands are to be near. Rows come in blocks that the
-//! second-level cache holds ([`Schedule::rows`]), and all panels meet one before the next. While a panel is multiplied,
-//! the one that follows is on its way to that cache: each step asks for its share of the lines ([`Ahead`]), and for the
+//! second-level cache holds ([`Schedule::rows`]), and all panels are multiplied by one before the next. While a panel is multiplied,
+//! the one that follows is on its way to that cache: each step prefetches its share of the lines ([`Ahead`]), and for the
 //! lines that results go to.
 //!
 //! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums between them
@@ -51,10 +51,10 @@ pub(super) fn scratch_bytes(isa: &Isa) -> usize {
 const TURN: usize = 4;
 /// Bits after the point of a rate.
 const PARTS: i64 = 16;
-/// Lines that are asked for together, far from each other.
+/// Lines that are prefetched together, far from each other.
 const STREAMS: usize = 8;
 
-/// As [`super::multiply::multiply`], of a panel of pairs; `rows.apart` must be known, and there must be a row.
+/// As [`super::multiply::multiply`], of a panel of pairs; `rows.row_stride` must be known, and there must be a row.
 pub(super) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
@@ -64,9 +64,9 @@ pub(super) fn multiply<'k>(
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
     let [first, end] = rows.range;
-    let Some(apart) = rows.apart else { return k.fail("rows of a tile anywhere") };
+    let Some(row_stride) = rows.row_stride else { return k.fail("rows of a tile anywhere") };
     let config = scratch.words(BLOCK * k.isa.nr);
-    let job = Job { k, panel, at: rows.at, out: rows.out, apart, sums: scratch, config };
+    let job = Job { k, panel, at: rows.at, out: rows.out, row_stride, sums: scratch, config };
     let blocks = (end - first + (BLOCK - 1)).div(k.i(BLOCK as i64));
     let rate = ahead.rate(k, blocks * job.steps().max(1));
     // Many rows of results would push rows and panels out of the second-level cache.
@@ -75,11 +75,11 @@ pub(super) fn multiply<'k>(
     k.each(first, end, BLOCK, |row| {
         let left = (end - row).min(k.i(BLOCK as i64));
         let before = (row - first).div(k.i(BLOCK as i64)) * job.steps();
-        let asking = |step: I<'k>| ahead.ask(k, before + step, rate);
+        let prefetcher = |step: I<'k>| ahead.prefetch(k, before + step, rate);
         k.branch(
             k.i(TILE_ROWS as i64).lt(left),
-            || job.block(row, [k.i(TILE_ROWS as i64), left - TILE_ROWS], 2, &asking),
-            || job.block(row, [left, k.i(1)], 1, &asking),
+            || job.block(row, [k.i(TILE_ROWS as i64), left - TILE_ROWS], 2, &prefetcher),
+            || job.block(row, [left, k.i(1)], 1, &prefetcher),
         );
         let results = || {
             k.each(0, left, 1, |i| {
@@ -96,7 +96,7 @@ pub(super) fn multiply<'k>(
 
 /// The panel that is wanted next, as it is packed.
 ///
-/// It is asked for in [`STREAMS`] places at once, a line of each in turn: lines in the order of their addresses
+/// It is prefetched in [`STREAMS`] places at once, a line of each in turn: lines in the order of their addresses
 /// wait for each other in memory, lines of different pages do not.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'k> {
@@ -111,13 +111,13 @@ impl<'k> Ahead<'k> {
         Self { at, lines: bytes.div_ceil(LINE * STREAMS) }
     }
 
-    /// Lines of each stream to ask for in each of `steps` steps, in [`PARTS`]ths.
+    /// Lines of each stream to prefetch in each of `steps` steps, in [`PARTS`]ths.
     fn rate(&self, k: &'k Kb<'k>, steps: I<'k>) -> I<'k> {
         (k.i((self.lines << PARTS) as i64) + steps - k.i(1)).div(steps)
     }
 
-    /// Asks for the share of a step.
-    fn ask(&self, k: &'k Kb<'k>, step: I<'k>, rate: I<'k>) {
+    /// Prefetches the share of a step.
+    fn prefetch(&self, k: &'k Kb<'k>, step: I<'k>, rate: I<'k>) {
         let before = |step: I<'k>| (step * rate).shr(PARTS).min(k.i(self.lines as i64));
         k.each(before(step), before(step + 1), 1, |line| {
             let line = self.at.bytes(line * LINE);
@@ -134,7 +134,7 @@ struct Job<'j, 'k> {
     at: &'j dyn Fn(I<'k>) -> P<'k>,
     out: Results<'k>,
     /// Words from row to row.
-    apart: usize,
+    row_stride: usize,
     /// Scratch: the sums of a block.
     sums: P<'k>,
     config: P<'k>,
@@ -167,7 +167,7 @@ impl<'k> Job<'_, 'k> {
     }
 
     /// The sums of one or two row tiles, to scratch.
-    fn block(&self, row: I<'k>, [a, b]: [I<'k>; 2], tiles: usize, asking: &dyn Fn(I<'k>)) {
+    fn block(&self, row: I<'k>, [a, b]: [I<'k>; 2], tiles: usize, prefetcher: &dyn Fn(I<'k>)) {
         let (k, steps, rest) = (self.k, self.steps(), self.words() % STEP);
         // A rest of channels leaves its own shape behind.
         let full = k.i(TILE_ROWS as i64);
@@ -185,12 +185,12 @@ impl<'k> Job<'_, 'k> {
             }
         };
         each_sum(&|tile, _| k.zero_tile(tile));
-        let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.apart));
-        // Results that go to the caches find their lines there; those after the last row are asked for, too.
+        let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.row_stride));
+        // Results that go to the caches find their lines there; those after the last row are prefetched, too.
         let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
         let each = BLOCK.div_ceil(turns.max(1));
         let step = |step: I<'k>| {
-            asking(step);
+            prefetcher(step);
             self.step(&rows[..tiles], step);
         };
         if turns > 0 {
@@ -219,20 +219,20 @@ impl<'k> Job<'_, 'k> {
     fn step(&self, rows: &[P<'k>], step: I<'k>) {
         let weights = self.panel.weights.bytes(step * (STEP * self.pitch()));
         let rows: Vec<P<'k>> = rows.iter().map(|row| row.words(step * STEP)).collect();
-        multiply_step(self.k, &rows, self.apart, weights);
+        multiply_step(self.k, &rows, self.row_stride, weights);
     }
 }
 
-/// One step of one or two tiles of rows, `apart` words from row to row, and of the weights at an address: a load
+/// One step of one or two tiles of rows, `row_stride` words from row to row, and of the weights at an address: a load
 /// goes before the first product that wants it.
-fn multiply_step<'k>(k: &'k Kb<'k>, rows: &[P<'k>], apart: usize, weights: P<'k>) {
+fn multiply_step<'k>(k: &'k Kb<'k>, rows: &[P<'k>], row_stride: usize, weights: P<'k>) {
     for (r, row) in rows.iter().enumerate() {
         for (c, b) in B.iter().enumerate() {
             if r == 0 {
                 weights.bytes(c * TILE_ROW_BYTES).load_tile(*b, k.isa.nr * 4);
             }
             if c == 0 {
-                row.load_tile(A[r], 4 * apart);
+                row.load_tile(A[r], 4 * row_stride);
             }
             k.dot_tiles(SUMS[r][c], A[r], *b);
         }
@@ -256,7 +256,7 @@ fn shape_steps<'k>(k: &'k Kb<'k>, config: P<'k>, words: usize) {
 pub(super) struct Sums<'k> {
     /// First row of pairs, and words from row to row.
     pub(super) rows: P<'k>,
-    pub(super) apart: usize,
+    pub(super) row_stride: usize,
     /// First row of pairs of the weights, [`Isa::nr`] words each.
     pub(super) weights: P<'k>,
     /// Whole steps.
@@ -285,9 +285,9 @@ impl<'k> Sums<'k> {
         let load = |tile, at: P<'k>| at.load_tile(tile, 4 * self.pitch);
         let store = |tile, at: P<'k>| at.store_tile(tile, 4 * self.pitch);
         let step = |step: I<'k>| {
-            let row = |r: usize| self.rows.words(r * TILE_ROWS * self.apart).words(step * STEP);
+            let row = |r: usize| self.rows.words(r * TILE_ROWS * self.row_stride).words(step * STEP);
             let rows: Vec<P<'k>> = (0..tiles).map(row).collect();
-            multiply_step(k, &rows, self.apart, self.weights.bytes(step * (STEP * 4 * k.isa.nr)));
+            multiply_step(k, &rows, self.row_stride, self.weights.bytes(step * (STEP * 4 * k.isa.nr)));
         };
         if self.fresh {
             each(&|tile, _| k.zero_tile(tile));

@@ -2,11 +2,11 @@
 //! f32 by the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
 //! outliers of the panel are added before.
 //!
-//! A group of the panel is unpacked into registers once and meets every row of a block; the sums of the
+//! A group of the panel is unpacked into registers once and multiplies every row of a block; the sums of the
 //! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
 //! row costs its dot products and one multiply-add per group and vector.
 //!
-//! With I8MM two rows meet the group at once, in half as many instructions. With AVX2 four rows do, because
+//! With I8MM two rows are multiplied by the group at once, in half as many instructions. With AVX2 four rows are, because
 //! the group does not fit into its sixteen registers: a vector of weights is loaded once for the four. The
 //! sums are the same integers.
 //!
@@ -48,13 +48,13 @@ pub(super) fn multiply<'k>(
         let stop = (start + block).min(end);
         let sums = |i: I<'k>| k.scratch().words((i - start) * nr);
         k.each(start, stop, 1, |i| k.zero(sums(i), nr));
-        let asking = Asking::new(k, if several > 1 { k.i(1) } else { stop - start }, bytes, ahead);
+        let prefetcher = Prefetcher::new(k, if several > 1 { k.i(1) } else { stop - start }, bytes, ahead);
         k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
             let from = panel.weights.bytes(group * bytes);
             let weights: Vec<[I<'k>; 2]> =
                 (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
             let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scale(k, panel, from, c)));
-            asking.first(from);
+            prefetcher.first(from);
             let add = |i: I<'k>, x: P<'k>, found: [I<'k>; 2]| {
                 let by = x.bytes(SCALE).load().splat();
                 for (half, found) in found.into_iter().enumerate() {
@@ -83,7 +83,7 @@ pub(super) fn multiply<'k>(
             }
             k.each(single, stop, 1, |i| {
                 add(i, x(i), dots(k, panel.format, &weights, x(i)));
-                asking.next(from, i - start);
+                prefetcher.next(from, i - start);
             });
         });
         let by = if nibbles(k, panel.format) { 1.0 } else { 16.0 };
@@ -99,21 +99,21 @@ pub(super) fn multiply<'k>(
     });
 }
 
-/// Asks for weights that are wanted later, some lines after every row that meets a group. Asked for all at once they would fill what
+/// Prefetches weights that are wanted later, some lines after every row that is multiplied by a group. Prefetched all at once they would fill what
 /// a core keeps of lines that are on their way, and the rows would wait for them: on Zen 4 eight rows took twice as long. For the same
-/// reason the group's own lines come before those that it asks for.
-struct Asking<'k> {
+/// reason the group's own lines come before those that it prefetches.
+struct Prefetcher<'k> {
     k: &'k Kb<'k>,
     /// Bytes of a group.
     bytes: usize,
     ahead: usize,
-    /// Whether there is but one round: it asks for all at once, since nothing waits.
+    /// Whether there is but one round: it prefetches all at once, since nothing waits.
     alone: I<'k>,
     /// Lines in a round, else.
     lines: I<'k>,
 }
 
-impl<'k> Asking<'k> {
+impl<'k> Prefetcher<'k> {
     fn new(k: &'k Kb<'k>, rounds: I<'k>, bytes: usize, ahead: usize) -> Self {
         let alone = rounds.lt(k.i(2));
         let lines = (rounds + (bytes.div_ceil(LINE) - 1)).div(rounds.max(k.i(1)));
@@ -138,7 +138,7 @@ impl<'k> Asking<'k> {
     }
 }
 
-/// Rows that meet a group at once.
+/// Rows that are multiplied by a group at once.
 const fn at_once(bytes: ByteDot) -> usize {
     match bytes {
         ByteDot::Smmla => 2,

@@ -117,7 +117,7 @@ impl Kernel for CacheWrite {
         Results::new([0]).unwrap_or_default()
     }
 
-    /// A token in another form, then heads of tokens on their way and the factors of their norms.
+    /// A token in another format, then heads of tokens on their way and the factors of their norms.
     fn scratch_bytes(&self, isa: &Isa) -> usize {
         let &Self { dim, norm, rotation, .. } = self;
         let is_moved = norm.is_some() || rotation.is_some();
@@ -369,7 +369,7 @@ fn quantise<'k>(k: &'k Kb<'k>, x: P<'k>, dim: usize, store: impl Fn(I<'k>, usize
     }
 }
 
-/// Two vectors of numbers that share words, in the form of a panel: f32 in two rows of it, or bf16 in one.
+/// Two vectors of numbers that share words, in the format of a panel: f32 in two rows of it, or bf16 in one.
 fn store_pair<'k>(k: &'k Kb<'k>, to: P<'k>, format: Format, pair: I<'k>, column: usize, both: [F<'k>; 2]) {
     let nr = k.isa.nr;
     if format == Format::F32 {

@@ -7,7 +7,7 @@ use super::{GpuKernel, Kernel, NO_GATE, Rule, amx, can_multiply};
 use crate::dsl::{I, Kb};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::{Compute, Product, RowForm, Symbol, WeightOrder, packed_words};
+use crate::spec::{ComputeType, Product, RowFormat, Symbol, WeightOrder, packed_words};
 use moec_ir::op::Glu;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
@@ -26,7 +26,7 @@ pub struct Linear {
     /// Format of the weight.
     pub format: Format,
     /// Compute type.
-    pub compute: Compute,
+    pub compute: ComputeType,
     /// Matrices, each with its own range of columns.
     pub groups: usize,
     /// Row distance of `x`.
@@ -132,10 +132,10 @@ impl Kernel for Linear {
             let columns = Columns::of(k, p, n, glu);
             let bias = bias.map(|b| b.words(group * n));
             let at = |row| x.words(row * x_ld + group * words);
-            let results = columns.results(out.words(group * columns_out), RowForm::f32(out_ld));
+            let results = columns.results(out.words(group * columns_out), RowFormat::f32(out_ld));
             // In a block of rows the panels follow each other as in memory.
             let next = tiled.then(|| panel.weights.beyond(bytes));
-            let rows = PanelRows { range, at: &at, apart: Some(x_ld), next, out: results };
+            let rows = PanelRows { range, at: &at, row_stride: Some(x_ld), next, out: results };
             multiply(k, &panel, &rows, again, &|row, sums| {
                 let bias = bias.map(|b| columns.bias(k, b));
                 let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));

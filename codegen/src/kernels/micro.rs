@@ -4,7 +4,7 @@ use super::panel::{Panel, Results, fetch};
 use super::squares;
 use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::schedule::{Schedule, least};
-use crate::spec::{Compute, RowForm};
+use crate::spec::{ComputeType, RowFormat};
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
 
@@ -50,7 +50,7 @@ pub(crate) fn row_groups<'k>(
 /// Rows times panel, for panels of f32, f16 and bf16: two vectors of columns for each row.
 ///
 /// A step is one channel, or the pair of channels that a word of bf16 holds. `later` is a quarter of a panel that is
-/// wanted after this one: it is asked for meanwhile.
+/// wanted after this one: it is prefetched meanwhile.
 pub(crate) fn product<'k>(
     k: &'k Kb<'k>,
     rows: &[P<'k>],
@@ -73,7 +73,7 @@ pub(crate) fn product<'k>(
         let from = panel.weights.bytes(at * bytes).bytes(u * bytes);
         let set = &mut sums[u % splits * rows.len() * 2..];
         match (panel.format, panel.compute) {
-            (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, set),
+            (Format::Bf16, ComputeType::Bf16) => pairs(k, rows, from, at, u, set),
             (Format::Bf16, _) => {
                 for odd in 0..channels {
                     let rows: Vec<P<'k>> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();
@@ -190,18 +190,18 @@ impl<'k> Columns<'k> {
     }
 
     /// Destination of a panel's results: `out` is where those of row 0 begin.
-    pub(crate) fn results(&self, out: P<'k>, form: RowForm) -> Results<'k> {
+    pub(crate) fn results(&self, out: P<'k>, format: RowFormat) -> Results<'k> {
         let (at, bytes) =
-            (self.place(form.form, out), self.spans.len() * self.lanes * number_bytes(form.form));
+            (self.place(format.compute, out), self.spans.len() * self.lanes * number_bytes(format.compute));
         let whole = self.spans.iter().all(|span| matches!(span, Span::Full));
         // Of bf16 a panel with a gated epilogue has half a line.
-        let lines = whole && form.form == Compute::F32 && form.ld.is_multiple_of(LINE / 4);
-        Results { at, ld: form.ld, bytes, lines }
+        let lines = whole && format.compute == ComputeType::F32 && format.ld.is_multiple_of(LINE / 4);
+        Results { at, ld: format.ld, bytes, lines }
     }
 
     /// Address of a panel's columns in a row that begins at `row`.
-    fn place(&self, form: Compute, row: P<'k>) -> P<'k> {
-        row.bytes(self.first * number_bytes(form))
+    fn place(&self, compute: ComputeType, row: P<'k>) -> P<'k> {
+        row.bytes(self.first * number_bytes(compute))
     }
 
     /// The bias of the two accumulators, in the weight's natural order.
@@ -220,13 +220,13 @@ impl<'k> Columns<'k> {
         residual: Option<P<'k>>,
         out: P<'k>,
     ) {
-        self.store_as(Compute::F32, sums, bias, residual, out);
+        self.store_as(ComputeType::F32, sums, bias, residual, out);
     }
 
-    /// As [`Self::store`], in a form: f32 or pairs of bf16.
+    /// As [`Self::store`], in a compute type: f32 or pairs of bf16.
     pub(crate) fn store_as(
         &self,
-        form: Compute,
+        compute: ComputeType,
         sums: [F<'k>; 2],
         bias: Option<[F<'k>; 2]>,
         residual: Option<P<'k>>,
@@ -247,10 +247,10 @@ impl<'k> Columns<'k> {
                 Some(r) => x + r.words(self.first).words(at).load_vec(span),
                 None => x,
             };
-            let to = self.place(form, out).bytes(at * number_bytes(form));
-            match form {
+            let to = self.place(compute, out).bytes(at * number_bytes(compute));
+            match compute {
                 // The upper half of the last word of an odd row is zero.
-                Compute::Bf16 => to.store_bf16(x.within(span, 0.0), pairs),
+                ComputeType::Bf16 => to.store_bf16(x.within(span, 0.0), pairs),
                 _ => to.store_vec(x, span),
             }
             at += x.width();
@@ -259,10 +259,10 @@ impl<'k> Columns<'k> {
 }
 
 /// Bytes of a number of a row.
-const fn number_bytes(form: Compute) -> usize {
-    match form {
-        Compute::F32 => 4,
-        Compute::Bf16 => 2,
-        Compute::I8 => 1,
+const fn number_bytes(compute: ComputeType) -> usize {
+    match compute {
+        ComputeType::F32 => 4,
+        ComputeType::Bf16 => 2,
+        ComputeType::I8 => 1,
     }
 }

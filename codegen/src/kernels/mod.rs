@@ -31,10 +31,10 @@ mod unpack;
 pub(crate) mod zero_experts;
 
 use crate::dsl::Kb;
+use crate::gpu::GpuKernel;
 use crate::machine::{ByteDot, Isa};
 use crate::schedule::Schedule;
-use crate::simt::GpuKernel;
-use crate::spec::{Compute, Product, RowForm, Symbol, packed_words};
+use crate::spec::{ComputeType, Product, RowFormat, Symbol, packed_words};
 use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 use std::fmt::Debug;
@@ -89,30 +89,30 @@ pub(crate) trait Kernel: Debug {
 
 const NO_GATE: &str = "two projections, of which none is a gate";
 const NO_NEURONS: &str = "neurons in a format that does not hold them";
-const NO_SKETCH: &str = "a sketch that is no smaller than the gate, or does not bound it";
+const NO_GATE_BOUND: &str = "a gate bound that is no smaller than the gate, or does not bound it";
 
-/// Whether rows of `groups` segments of `cols` numbers each can be written in a form.
-fn fits(isa: &Isa, out: RowForm, cols: usize, groups: usize) -> [Rule; 3] {
+/// Whether rows of `groups` segments of `cols` numbers each can be written in a compute type.
+fn fits(isa: &Isa, out: RowFormat, cols: usize, groups: usize) -> [Rule; 3] {
     [
-        (out.form != Compute::Bf16 || isa.bf16, "pairs on a machine that does not multiply them"),
-        (out.ld >= packed_words(cols, out.form) * groups, "rows of the output overlap"),
+        (out.compute != ComputeType::Bf16 || isa.bf16, "pairs on a machine that does not multiply them"),
+        (out.ld >= packed_words(cols, out.compute) * groups, "rows of the output overlap"),
         (
-            out.form != Compute::I8 || isa.bytes != ByteDot::None,
+            out.compute != ComputeType::I8 || isa.bytes != ByteDot::None,
             "bytes on a machine that does not multiply them",
         ),
     ]
 }
 
-/// Whether a machine multiplies weights of a format in a form.
-fn can_multiply(isa: &Isa, format: Format, compute: Compute) -> Rule {
+/// Whether a machine multiplies weights of a format in a compute type.
+fn can_multiply(isa: &Isa, format: Format, compute: ComputeType) -> Rule {
     let quantised = format.is_quantised();
     match compute {
-        Compute::F32 => (true, ""),
-        Compute::Bf16 => (
+        ComputeType::F32 => (true, ""),
+        ComputeType::Bf16 => (
             isa.bf16 && (quantised || format == Format::Bf16 || format == Format::F16 && isa.is_thread()),
             "bf16 rows need weights of bf16 or codes (on threads f16, too), and a machine with bf16 dot products",
         ),
-        Compute::I8 => (
+        ComputeType::I8 => (
             isa.bytes != ByteDot::None && quantised,
             "byte rows need weights of codes, and a machine with byte dot products",
         ),

@@ -17,7 +17,7 @@ use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb};
 use crate::machine::Isa;
 use crate::schedule::{Schedule, least};
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use moec_ir::types::Format;
 
 /// Bytes of scratch for products over `depth` channels.
@@ -25,28 +25,28 @@ pub(crate) fn scratch_bytes(
     isa: &Isa,
     depth: usize,
     format: Format,
-    compute: Compute,
+    compute: ComputeType,
     schedule: Schedule,
 ) -> usize {
     let unpacked = unpacked_bytes(isa, depth, format, compute);
     match compute {
-        Compute::I8 => unpacked + bytes::scratch_bytes(isa, schedule),
-        Compute::Bf16 if isa.tiles => unpacked + amx::scratch_bytes(isa),
+        ComputeType::I8 => unpacked + bytes::scratch_bytes(isa, schedule),
+        ComputeType::Bf16 if isa.tiles => unpacked + amx::scratch_bytes(isa),
         _ => unpacked,
     }
 }
 
 /// Bytes at the beginning of the scratch that hold an unpacked panel.
-fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> usize {
-    if !format.is_quantised() || compute == Compute::I8 {
+fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: ComputeType) -> usize {
+    if !format.is_quantised() || compute == ComputeType::I8 {
         return 0;
     }
     panel_bytes(isa, unpack::depth(depth), unpack::format(compute))
 }
 
 /// Whether such products run on tile registers. Rows must then lie a fixed distance apart.
-pub(crate) fn on_tiles(isa: &Isa, compute: Compute) -> bool {
-    isa.tiles && compute == Compute::Bf16
+pub(crate) fn on_tiles(isa: &Isa, compute: ComputeType) -> bool {
+    isa.tiles && compute == ComputeType::Bf16
 }
 
 /// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.
@@ -61,7 +61,7 @@ pub(crate) fn multiply<'k>(
 ) {
     let [first, end] = rows.range;
     let ready = match (panel.format, panel.compute) {
-        (format, Compute::I8) if format.is_quantised() => {
+        (format, ComputeType::I8) if format.is_quantised() => {
             return bytes::multiply(k, panel, first, end, rows.at, store);
         }
         (format, _) if format.is_quantised() => {
@@ -96,7 +96,7 @@ pub(crate) fn multiply<'k>(
 }
 
 /// Ends the products of a kernel call.
-pub(crate) fn finish(k: &Kb<'_>, compute: Compute) {
+pub(crate) fn finish(k: &Kb<'_>, compute: ComputeType) {
     if on_tiles(&k.isa, compute) {
         k.release_tiles();
         k.fence_stores();

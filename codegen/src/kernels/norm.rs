@@ -4,7 +4,7 @@ use super::quantise::write_row;
 use super::{GpuKernel, Kernel, ROWS, Rule, fits};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::{RowForm, Symbol, packed_words};
+use crate::spec::{RowFormat, Symbol, packed_words};
 use moec_ir::plan::Results;
 
 /// Sums that take turns, to hide the latency of additions.
@@ -19,7 +19,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// `[x, weight?, bias (Layer only), out, …]`: one result per form. A single result of f32 may be `x`.
+/// `[x, weight?, bias (Layer only), out, …]`: one result per format. A single result of f32 may be `x`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
     /// Kind of norm.
@@ -31,7 +31,7 @@ pub struct Norm {
     /// Row distance of `x`.
     pub x_ld: usize,
     /// Forms of the results; each segment is packed by itself.
-    pub outs: Vec<RowForm>,
+    pub outs: Vec<RowFormat>,
     /// Added to the mean square or the variance.
     pub eps: f32,
     /// Whether the weight is there, f32 `[width]`.
@@ -50,7 +50,7 @@ impl Kernel for Norm {
         });
         s.num("c", self.width).num("g", self.groups).num("x", self.x_ld);
         for out in &self.outs {
-            s.form(*out);
+            s.row_format(*out);
         }
         s.float("eps", self.eps).flag("weight", self.weight);
     }
@@ -100,8 +100,8 @@ impl Kernel for Norm {
                     bias.map_or(x, |b| x + b.words(c).load_vec(span))
                 };
                 for &(to, out) in &results {
-                    let words = packed_words(width, out.form);
-                    write_row(k, out.form, width, &read, to.words(row * out.ld + group * words));
+                    let words = packed_words(width, out.compute);
+                    write_row(k, out.compute, width, &read, to.words(row * out.ld + group * words));
                 }
             });
         });

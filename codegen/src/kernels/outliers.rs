@@ -1,8 +1,8 @@
 //! Rows of a weight that stand in INT8 after panels of nibbles: their codes, brought to the columns of the panel that they
 //! belong to.
 //!
-//! A panel has as many of them as it has, and each is read along its input channels. Rows of bytes meet it as such, eight
-//! words of four channels at a time; other rows meet the unpacked panel, in which its column is written last.
+//! A panel has as many of them as it has, and each is read along its input channels. Rows of bytes are multiplied by it as such, eight
+//! words of four channels at a time; other rows are multiplied by the unpacked panel, in which its column is written last.
 
 use super::panel::Panel;
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};

@@ -1,9 +1,9 @@
-//! Operands of matrix kernels: weight panels, the rows that meet them, and the results.
+//! Operands of matrix kernels: weight panels, the rows that they multiply, and the results.
 
 use crate::dsl::{I, Kb, LINE, P};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use moec_ir::plan::Layout;
 use moec_ir::types::{Coding, Format, GROUP};
 
@@ -16,8 +16,8 @@ pub(crate) struct Matrix {
     pub(crate) depth: usize,
     /// Format of the weights.
     pub(crate) format: Format,
-    /// Form of the rows that meet them.
-    pub(crate) compute: Compute,
+    /// Format of the rows that they multiply.
+    pub(crate) compute: ComputeType,
     /// Division of work.
     pub(crate) schedule: Schedule,
 }
@@ -60,8 +60,8 @@ pub(crate) struct Panel<'k> {
     pub(crate) depth: usize,
     /// Format of the weights.
     pub(crate) format: Format,
-    /// Form of the rows that meet them: f32, or pairs of bf16.
-    pub(crate) compute: Compute,
+    /// Format of the rows that they multiply: f32, or pairs of bf16.
+    pub(crate) compute: ComputeType,
     /// Division of work.
     pub(crate) schedule: Schedule,
     /// Its columns of wider codes.
@@ -114,14 +114,14 @@ pub(super) fn is_nibbles(format: Format) -> bool {
     format.coding() == Some(Coding::Nibbles)
 }
 
-/// Rows that meet a panel.
+/// Rows that are multiplied by a panel.
 pub(crate) struct PanelRows<'r, 'k> {
     /// The first, and the one after the last.
     pub(crate) range: [I<'k>; 2],
-    /// Address of a row, in the form that [`Panel::compute`] names.
+    /// Address of a row, in the compute type [`Panel::compute`].
     pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
     /// Words from row to row, where that is the same for all.
-    pub(crate) apart: Option<usize>,
+    pub(crate) row_stride: Option<usize>,
     /// The panel that is wanted next, which need not be mapped.
     pub(crate) next: Option<P<'k>>,
     /// Destination of results.
@@ -141,7 +141,7 @@ pub(crate) struct Results<'k> {
     pub(crate) lines: bool,
 }
 
-/// Asks for the `bytes` that lie `ahead` of an address, unless that is 0.
+/// Prefetches the `bytes` that lie `ahead` of an address, unless that is 0.
 pub(super) fn fetch(from: P<'_>, bytes: usize, ahead: usize) {
     for line in (0..bytes).step_by(LINE).filter(|_| ahead > 0) {
         from.beyond(ahead + line).prefetch();

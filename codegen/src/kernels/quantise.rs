@@ -1,9 +1,9 @@
-//! Rows of f32 in the form that a matrix kernel multiplies: pairs of bf16, or bytes by groups.
+//! Rows of f32 in the compute type of a matrix kernel: pairs of bf16, or bytes by groups.
 
 use super::{GpuKernel, Kernel, ROWS, Rule, fits};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::{Compute, RowForm, Symbol, packed_words};
+use crate::spec::{ComputeType, RowFormat, Symbol, packed_words};
 use moec_ir::types::GROUP;
 
 /// Bytes of a packed group: 32 codes, the scale as f32, and `−128 · Σ codes` as i32.
@@ -13,7 +13,7 @@ pub(crate) const SCALE: usize = GROUP;
 /// Offset of the correction, in bytes.
 pub(crate) const CORRECTION: usize = GROUP + 4;
 
-/// `[x, out]`: rows in the form that a matrix kernel multiplies, [`packed_words`] per group.
+/// `[x, out]`: rows in the compute type of a matrix kernel, [`packed_words`] per group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// Columns of a group.
@@ -26,8 +26,8 @@ pub struct Quantise {
     pub x_ld: usize,
     /// Row distance of `out`, in words.
     pub out_ld: usize,
-    /// The form.
-    pub to: Compute,
+    /// The compute type.
+    pub to: ComputeType,
 }
 
 impl Kernel for Quantise {
@@ -49,7 +49,7 @@ impl Kernel for Quantise {
             (self.cols > 0 && self.groups > 0 && self.per_row > 0, "an extent is zero"),
             (self.x_ld >= self.cols * self.groups, "rows overlap"),
         ];
-        rules.extend(fits(isa, RowForm { form: self.to, ld: self.out_ld }, self.cols, self.groups));
+        rules.extend(fits(isa, RowFormat { compute: self.to, ld: self.out_ld }, self.cols, self.groups));
         rules
     }
 
@@ -73,19 +73,19 @@ impl Kernel for Quantise {
     }
 }
 
-/// Writes a row of `cols` numbers in a form: `read(c, span)` gives those from column `c` on. Every number is read before
+/// Writes a row of `cols` numbers in a compute type: `read(c, span)` gives those from column `c` on. Every number is read before
 /// what it goes to is written.
 pub(super) fn write_row<'k>(
     k: &'k Kb<'k>,
-    form: Compute,
+    compute: ComputeType,
     cols: usize,
     read: &dyn Fn(I<'k>, Span<'k>) -> F<'k>,
     to: P<'k>,
 ) {
-    match form {
-        Compute::F32 => k.columns(cols, |c, span| to.words(c).store_vec(read(c, span), span)),
-        Compute::Bf16 => pairs(k, read, to, cols),
-        Compute::I8 => bytes(k, read, to, cols),
+    match compute {
+        ComputeType::F32 => k.columns(cols, |c, span| to.words(c).store_vec(read(c, span), span)),
+        ComputeType::Bf16 => pairs(k, read, to, cols),
+        ComputeType::I8 => bytes(k, read, to, cols),
     }
 }
 

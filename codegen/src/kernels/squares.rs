@@ -6,7 +6,7 @@
 use super::panel::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use moec_ir::types::Format;
 
 /// Words of pairs that a vector of a row holds: two steps of four channels.
@@ -17,7 +17,7 @@ const UPPER: [usize; 4] = [2, 3, 6, 7];
 
 /// Whether such rows and panel are multiplied here.
 pub(super) fn serves(isa: &Isa, rows: usize, panel: &Panel<'_>) -> bool {
-    let pairs = panel.format == Format::Bf16 && panel.compute == Compute::Bf16;
+    let pairs = panel.format == Format::Bf16 && panel.compute == ComputeType::Bf16;
     pairs && isa.squares() && rows.is_multiple_of(2)
 }
 

@@ -1,16 +1,16 @@
-//! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
+//! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that are multiplied by them.
 
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use inkwell::values::VectorValue;
 use moec_ir::types::{Coding, Format, GROUP};
 
 /// Format of the unpacked panel.
-pub(super) fn format(compute: Compute) -> Format {
-    if compute == Compute::Bf16 { Format::Bf16 } else { Format::F32 }
+pub(super) fn format(compute: ComputeType) -> Format {
+    if compute == ComputeType::Bf16 { Format::Bf16 } else { Format::F32 }
 }
 
 /// Channels of the unpacked panel: whole groups.

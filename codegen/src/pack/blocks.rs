@@ -2,7 +2,7 @@
 
 use super::order::Lane;
 use super::quantise::Group;
-use super::{Geometry, Importance, Weighting, columns, order, place, q4o, sketch, vectors};
+use super::{Geometry, Importance, Weighting, columns, gate_bound, order, place, q4o, vectors};
 use moec_ir::types::{Format, GROUP};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -15,7 +15,7 @@ const SHARE: usize = 1 << 18;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Matrix.
-    pub lead: usize,
+    pub matrix: usize,
     /// Size when packed.
     pub bytes: usize,
     panels: Range<usize>,
@@ -32,24 +32,24 @@ impl Geometry {
         let end = (g.matrix_bytes() as usize).saturating_sub(outliers);
         let start = move |p: usize| (p * rows * g.row_bytes()).min(end);
         let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
-        let block = move |lead, panels: Range<usize>| {
+        let block = move |matrix, panels: Range<usize>| {
             let bytes = start(panels.end) - start(panels.start);
-            Block { lead, bytes, panels }
+            Block { matrix, bytes, panels }
         };
-        let behind = move |lead| Block { lead, bytes: outliers, panels: panels..panels };
-        let whole = move |lead| {
-            let panels = runs().map(move |panels| block(lead, panels));
-            panels.chain((outliers > 0).then(|| behind(lead)))
+        let behind = move |matrix| Block { matrix, bytes: outliers, panels: panels..panels };
+        let whole = move |matrix| {
+            let panels = runs().map(move |panels| block(matrix, panels));
+            panels.chain((outliers > 0).then(|| behind(matrix)))
         };
-        (0..g.lead).flat_map(whole)
+        (0..g.matrices).flat_map(whole)
     }
 
     /// Blocks of one matrix.
     pub fn blocks_of_one(&self) -> usize {
-        Self { lead: 1, ..*self }.blocks().count()
+        Self { matrices: 1, ..*self }.blocks().count()
     }
 
-    /// Ranges of rows that a block asks for, in their order; outliers are not known before they are chosen.
+    /// Ranges of rows that a block requests, in their order; outliers are not known before they are chosen.
     pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
         block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
     }
@@ -61,21 +61,21 @@ pub trait Rows<E> {
     ///
     /// # Errors
     /// Whatever keeps them from being read.
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
+    fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
 
     /// As [`Rows::read`], but as bytes in the format of the packed weight ([`Format::stored_bytes`] each), little-endian, if they are at
     /// hand so: what `read` gives, rounded. `false`: they are not, and `out` holds anything.
     ///
     /// # Errors
     /// As [`Rows::read`].
-    fn stored(&mut self, _lead: usize, _rows: Range<usize>, _out: &mut [u8]) -> Result<bool, E> {
+    fn stored(&mut self, _matrix: usize, _rows: Range<usize>, _out: &mut [u8]) -> Result<bool, E> {
         Ok(false)
     }
 }
 
 impl<E, F: FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>> Rows<E> for F {
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E> {
-        self(lead, rows, out)
+    fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E> {
+        self(matrix, rows, out)
     }
 }
 
@@ -104,7 +104,7 @@ pub fn pack_block<E>(
 ) -> Result<(), E> {
     let g = geometry;
     if g.format.is_by_channel() {
-        let read = |range: Range<usize>, out: &mut [f32]| rows.read(block.lead, range, out);
+        let read = |range: Range<usize>, out: &mut [f32]| rows.read(block.matrix, range, out);
         return if block.panels.is_empty() {
             columns::pack_outliers(g, weighting, read, out)
         } else {
@@ -121,11 +121,13 @@ pub fn pack_block<E>(
         let panel = out.get_mut(start..).unwrap_or_default();
         scratch.stored.resize(numbers * size, 0);
         if size > 0
-            && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
+            && each(g, &ranges, size, &mut scratch.stored, |range, out| {
+                rows.stored(block.matrix, range, out)
+            })?
         {
             if !g.format.is_grouped() {
                 place::place(g, &ranges, &scratch.stored, panel);
-                sketch::add(g, &mut scratch.numbers, panel);
+                gate_bound::add(g, &mut scratch.numbers, panel);
                 continue;
             }
             if let Some(groups) = order::taken(g.format, g.part_cols(), &scratch.stored) {
@@ -135,7 +137,7 @@ pub fn pack_block<E>(
         }
         scratch.numbers.resize(numbers, 0.0);
         each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
-            rows.read(block.lead, range, out).map(|()| true)
+            rows.read(block.matrix, range, out).map(|()| true)
         })?;
         if g.format.is_grouped() {
             let (rows, importance) = (scratch.numbers.as_slice(), weighting.importance);
@@ -146,24 +148,24 @@ pub fn pack_block<E>(
         } else {
             place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
             place::place(g, &ranges, &scratch.stored, panel);
-            sketch::add(g, &mut scratch.numbers, panel);
+            gate_bound::add(g, &mut scratch.numbers, panel);
         }
     }
     Ok(())
 }
 
-/// The rows of matrix `lead` that its format stores as INT8, in ascending order: those that lose most by less.
+/// The rows of matrix `matrix` that its format stores as INT8, in ascending order: those that lose most by less.
 ///
 /// # Errors
 /// Those of `rows`.
 pub fn outliers<E>(
     geometry: &Geometry,
-    lead: usize,
+    matrix: usize,
     weighting: Weighting<'_>,
     rows: &mut impl Rows<E>,
 ) -> Result<Vec<u32>, E> {
     let g = geometry;
-    let mut read = |range: Range<usize>, out: &mut [f32]| rows.read(lead, range, out);
+    let mut read = |range: Range<usize>, out: &mut [f32]| rows.read(matrix, range, out);
     q4o::choose([g.rows, g.cols], g.format.outliers(g.rows), weighting, &mut read)
 }
 
@@ -184,7 +186,7 @@ fn each<T, E>(
     Ok(true)
 }
 
-/// Packs a weight, one panel at a time. `read(lead, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
+/// Packs a weight, one panel at a time. `read(matrix, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
 /// Returns the bytes written, which are [`Geometry::bytes`].
 ///
 /// # Errors
@@ -199,9 +201,9 @@ pub fn pack<E: From<io::Error>>(
     let (mut known, mut wide) = (None, Vec::new());
     for block in geometry.blocks() {
         bytes.clear();
-        let weighting = importance(block.lead);
-        if known.replace(block.lead) != Some(block.lead) {
-            wide = outliers(geometry, block.lead, weighting, &mut read)?;
+        let weighting = importance(block.matrix);
+        if known.replace(block.matrix) != Some(block.matrix) {
+            wide = outliers(geometry, block.matrix, weighting, &mut read)?;
         }
         let weighting = Weighting { outliers: weighting.outliers.or(Some(&wide)), ..weighting };
         pack_block(geometry, &block, weighting, &mut read, &mut scratch, &mut bytes)?;

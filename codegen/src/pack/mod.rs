@@ -1,6 +1,6 @@
 //! Weight packing: logical rows of f32 to the exact order and format that kernels read, and back.
 //!
-//! Packing streams: it asks for the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
+//! Packing streams: it requests the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
 //! not grow with the weight. Blocks do not know of each other: a caller with threads packs many at a time. The orders are
 //! those of [`Layout`].
 #![expect(
@@ -14,6 +14,7 @@ mod columns;
 mod descent;
 mod e2m1;
 pub mod feedback;
+mod gate_bound;
 mod group;
 mod lanes;
 mod order;
@@ -21,7 +22,6 @@ mod place;
 pub mod q4o;
 pub mod quantise;
 mod scale;
-mod sketch;
 mod vectors;
 mod weighting;
 
@@ -38,7 +38,7 @@ use std::io;
 use std::ops::Range;
 pub use weighting::{Importance, Weighting};
 
-/// Extents and storage of a packed weight `[lead, rows, cols]`.
+/// Extents and storage of a packed weight `[matrices, rows, cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Order of the numbers.
@@ -46,7 +46,7 @@ pub struct Geometry {
     /// Number format.
     pub format: Format,
     /// Matrices (experts, heads); 1 for a plain matrix.
-    pub lead: usize,
+    pub matrices: usize,
     /// Rows (output channels) of a matrix.
     pub rows: usize,
     /// Columns (input channels) of a matrix.
@@ -56,15 +56,15 @@ pub struct Geometry {
 /// Rows of a matrix that are read together when they are by themselves ([`Layout::is_by_rows`]).
 const ROWS_AT_ONCE: usize = 16;
 
-/// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
-pub fn packed_bytes(layout: Layout, format: Format, lead: usize, rows: usize, cols: usize) -> u64 {
-    Geometry { layout, format, lead, rows, cols }.bytes()
+/// Bytes of a packed weight: `matrices` matrices of `rows` × `cols`, all padding included.
+pub fn packed_bytes(layout: Layout, format: Format, matrices: usize, rows: usize, cols: usize) -> u64 {
+    Geometry { layout, format, matrices, rows, cols }.bytes()
 }
 
 impl Geometry {
     /// Bytes in all.
     pub fn bytes(&self) -> u64 {
-        self.lead as u64 * self.matrix_bytes()
+        self.matrices as u64 * self.matrix_bytes()
     }
 
     /// Bytes of one matrix; 0 where the layout does not fit it.
@@ -87,7 +87,7 @@ impl Geometry {
     fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
                 let (rows, _) = cut(p * self.at_once(), self.at_once(), self.rows);
                 let there = rows.len();
                 vec![(rows, there)]
@@ -104,7 +104,7 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
                 self.rows.div_ceil(self.at_once())
             }
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
@@ -115,8 +115,8 @@ impl Geometry {
     /// Stored rows of a panel. Scales that lie by themselves stand after all rows of a matrix.
     fn at_once(&self) -> usize {
         match self.layout {
-            Layout::Rests if self.bundle().is_some_and(Bundle::scales_apart) => self.rows.max(1),
-            Layout::Rows | Layout::Gates | Layout::Rests => ROWS_AT_ONCE,
+            Layout::UpDown if self.bundle().is_some_and(Bundle::has_split_scales) => self.rows.max(1),
+            Layout::Rows | Layout::Gates | Layout::UpDown => ROWS_AT_ONCE,
             Layout::Neurons { .. } => BLOCK,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
@@ -124,10 +124,10 @@ impl Geometry {
 
     /// The bundle of a layout of neurons, whole or in part.
     fn bundle(&self) -> Option<Bundle> {
-        let bundle = |sketch| Some(Bundle { format: self.format, hidden: self.part_cols(), sketch });
+        let bundle = |gate_bound| Some(Bundle { format: self.format, hidden: self.part_cols(), gate_bound });
         match self.layout {
-            Layout::Neurons { sketch } => bundle(sketch),
-            Layout::Gates | Layout::Rests => bundle(false),
+            Layout::Neurons { gate_bound } => bundle(gate_bound),
+            Layout::Gates | Layout::UpDown => bundle(false),
             Layout::Rows | Layout::Panels { .. } | Layout::GluPanels { .. } => None,
         }
     }
@@ -145,7 +145,7 @@ impl Geometry {
     /// Columns of a panel; 0 in rows.
     const fn nr(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => 0,
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => 0,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
@@ -153,7 +153,7 @@ impl Geometry {
     /// Panel and column of a row.
     fn column_of(&self, row: usize) -> (usize, usize) {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => (row, 0),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => (row, 0),
             Layout::Panels { nr } => (row / nr as usize, row % nr as usize),
             Layout::GluPanels { nr } => {
                 let (half, inter) = (nr as usize / 2, self.rows / 2);
@@ -184,13 +184,13 @@ impl Geometry {
                 (at, Lane::of_row(self.format, self.part_cols()))
             }
             Layout::Gates => (column * self.row_bytes(), Lane::of_row(self.format, self.part_cols())),
-            Layout::Rests => {
+            Layout::UpDown => {
                 let (row, part) = (column / self.parts(), column % self.parts());
                 let lane = Lane::of_row(self.format, self.part_cols());
                 let Some(b) = self.bundle() else { return (0, lane) };
-                let at = row * b.rest_pitch() + part * b.rest_part_bytes();
-                let scales = b.rest_scales_at(row, rows) + part * b.rest_scales_bytes();
-                (at, if b.scales_apart() { lane.with_scales(scales - at) } else { lane })
+                let at = row * b.up_down_pitch() + part * b.up_down_part_bytes();
+                let scales = b.up_down_scales_at(row, rows) + part * b.up_down_scales_bytes();
+                (at, if b.has_split_scales() { lane.with_scales(scales - at) } else { lane })
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
                 (0, Lane::of_panel(self.format, nr as usize, column))
@@ -256,22 +256,22 @@ impl Geometry {
     fn matrix<'p>(
         &self,
         packed: &'p [u8],
-        lead: usize,
+        matrix: usize,
         rows: &Range<usize>,
         numbers: usize,
     ) -> io::Result<&'p [u8]> {
-        if lead >= self.lead || rows.end > self.rows || numbers != rows.len() * self.cols {
+        if matrix >= self.matrices || rows.end > self.rows || numbers != rows.len() * self.cols {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("rows {rows:?} of matrix {lead} into {numbers} numbers do not fit {self:?}"),
+                format!("rows {rows:?} of matrix {matrix} into {numbers} numbers do not fit {self:?}"),
             ));
         }
         let size = self.matrix_bytes() as usize;
-        Ok(packed.get(lead * size..).ok_or(io::ErrorKind::UnexpectedEof)?)
+        Ok(packed.get(matrix * size..).ok_or(io::ErrorKind::UnexpectedEof)?)
     }
 }
 
-/// Reads rows `rows` of matrix `lead` back from a packed weight into `out`, row-major `[rows, cols]`.
+/// Reads rows `rows` of matrix `matrix` back from a packed weight into `out`, row-major `[rows, cols]`.
 ///
 /// # Errors
 /// `UnexpectedEof` if `packed` is shorter than the geometry says, `InvalidInput` if the rows or `out` do
@@ -279,24 +279,24 @@ impl Geometry {
 pub fn unpack_rows(
     geometry: &Geometry,
     packed: &[u8],
-    lead: usize,
+    matrix: usize,
     rows: Range<usize>,
     out: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry;
-    let matrix = g.matrix(packed, lead, &rows, out.len())?;
+    let packed = g.matrix(packed, matrix, &rows, out.len())?;
     if g.format.is_by_channel() {
-        return columns::unpack(g, matrix, rows, out).ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+        return columns::unpack(g, packed, rows, out).ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
     }
     for (row, out) in g.parts_of(rows).zip(out.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
-        let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let bytes = packed.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
         lane.get(bytes, out).ok_or(io::ErrorKind::UnexpectedEof)?;
     }
     Ok(())
 }
 
-/// Rounds rows `rows` of matrix `lead` as they were when they were packed: in grouped formats to the nearest
+/// Rounds rows `rows` of matrix `matrix` as they were when they were packed: in grouped formats to the nearest
 /// codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group that was
 /// stored without a scale must be as good as zero, and stays what it is otherwise. Where weights were `fed`, rounded
 /// with [`Feedback`], codes are not the nearest ones: a row takes those that are stored, if they differ from it by no
@@ -307,7 +307,7 @@ pub fn unpack_rows(
 pub fn round_as_packed(
     geometry: &Geometry,
     packed: &[u8],
-    lead: usize,
+    matrix: usize,
     rows: Range<usize>,
     fed: bool,
     values: &mut [f32],
@@ -317,15 +317,15 @@ pub fn round_as_packed(
         round_rows(g.format, g.part_cols(), values);
         return Ok(());
     }
-    let matrix = g.matrix(packed, lead, &rows, values.len())?;
+    let packed = g.matrix(packed, matrix, &rows, values.len())?;
     if g.format.is_by_channel() {
-        return columns::round_as_packed(g, matrix, rows, fed, values)
+        return columns::round_as_packed(g, packed, rows, fed, values)
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
     }
     let mut stored = Vec::new();
     for (row, values) in g.parts_of(rows).zip(values.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
-        let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let bytes = packed.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
         if fed && feedback::gains(g.format) {
             stored.resize(values.len(), 0.0);
             lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -347,15 +347,15 @@ pub fn round_as_packed(
     Ok(())
 }
 
-/// Packs a weight that is at hand as f32, row-major `[lead, rows, cols]`. All errors matter the same.
+/// Packs a weight that is at hand as f32, row-major `[matrices, rows, cols]`. All errors matter the same.
 ///
 /// # Errors
 /// `UnexpectedEof` if `values` are too few.
 pub fn pack_slice(geometry: &Geometry, values: &[f32]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(geometry.bytes() as usize);
     let cols = geometry.cols;
-    let read = |lead: usize, rows: Range<usize>, out: &mut [f32]| {
-        let start = (lead * geometry.rows + rows.start) * cols;
+    let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| {
+        let start = (matrix * geometry.rows + rows.start) * cols;
         let from = values.get(start..start + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
         out.copy_from_slice(from);
         Ok::<(), io::Error>(())

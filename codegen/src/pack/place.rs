@@ -46,7 +46,7 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     }
     let nr = match g.layout {
         // They lie as they came.
-        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
         }
@@ -76,7 +76,7 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
         let at = match g.layout {
             Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, there),
             // Numbers that stand alone have no scales.
-            _ => row * g.row_bytes() + part_of * bundle.rest_part_bytes(),
+            _ => row * g.row_bytes() + part_of * bundle.up_down_part_bytes(),
         };
         if let Some(to) = panel.get_mut(at..at + bytes) {
             to.copy_from_slice(part);

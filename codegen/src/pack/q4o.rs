@@ -58,7 +58,7 @@ impl Q4o {
 
 /// Rounds a matrix of `rows` × `cols` numbers to `q4o`, `outliers` of its rows in INT8: those that lose most in INT4.
 /// [`Format::outliers`] is how many bundles have. `read(rows, out)` fills `out`, row-major with full columns, with a range of
-/// rows; it is asked twice for each, a few rows at a time. Numbers are at most [`LARGEST`] in magnitude.
+/// rows; it is called twice for each, a few rows at a time. Numbers are at most [`LARGEST`] in magnitude.
 ///
 /// # Errors
 /// Those of `read`.

@@ -1,4 +1,4 @@
-//! The kernels that can be asked for.
+//! The kernels that can be requested.
 //!
 //! Every kernel is `void symbol(ptr args, i64 n, i64 begin, i64 end, ptr scratch)`: `args[i]` is the
 //! address of operand `i` in the order that its type documents, `n` the number of valid rows,
@@ -37,9 +37,9 @@ pub use crate::kernels::softmax::Softmax;
 pub use crate::kernels::zero_experts::ZeroExperts;
 pub(crate) use symbol::Symbol;
 
-/// In what form a matrix kernel multiplies.
+/// Compute type of a matrix kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Compute {
+pub enum ComputeType {
     /// Rows and weights as f32: exact up to the order of summation.
     #[default]
     F32,
@@ -49,7 +49,7 @@ pub enum Compute {
     I8,
 }
 
-impl Compute {
+impl ComputeType {
     /// Every one.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::I8];
 
@@ -68,40 +68,40 @@ impl Compute {
     }
 }
 
-/// Words of 32 bits that a row of `cols` numbers takes in the form that `compute` multiplies.
+/// Words of 32 bits that a row of `cols` numbers takes in the format of `compute`.
 ///
 /// bf16: one word per pair. Bytes: for every group of 32 its codes, the scale (f32) and `−128 · Σ codes`
 /// (i32), ten words; absent codes are zero.
-pub const fn packed_words(cols: usize, compute: Compute) -> usize {
+pub const fn packed_words(cols: usize, compute: ComputeType) -> usize {
     match compute {
-        Compute::F32 => cols,
-        Compute::Bf16 => cols.div_ceil(2),
-        Compute::I8 => cols.div_ceil(GROUP) * 10,
+        ComputeType::F32 => cols,
+        ComputeType::Bf16 => cols.div_ceil(2),
+        ComputeType::I8 => cols.div_ceil(GROUP) * 10,
     }
 }
 
 /// Words from one row to the next where rows of `words` words are to be multiplied by a matrix: whole cache lines, and an
-/// odd number of them. Rows that meet the same weights then lie in different sets of a cache, whatever the model's extents,
+/// odd number of them. Rows that are multiplied by the same weights then lie in different sets of a cache, whatever the model's extents,
 /// which are powers of two too often. Short rows are left as they are.
-pub const fn apart(words: usize) -> usize {
+pub const fn pad_row_stride(words: usize) -> usize {
     const LINE: usize = 16;
     const SHORT: usize = 128;
     if words < SHORT { words } else { (words.div_ceil(LINE) | 1) * LINE }
 }
 
-/// Rows in a form that a kernel multiplies.
+/// Format of rows that a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowForm {
-    /// The form.
-    pub form: Compute,
+pub struct RowFormat {
+    /// The compute type.
+    pub compute: ComputeType,
     /// Words from row to row.
     pub ld: usize,
 }
 
-impl RowForm {
+impl RowFormat {
     /// Plain numbers, `ld` words from row to row.
     pub const fn f32(ld: usize) -> Self {
-        Self { form: Compute::F32, ld }
+        Self { compute: ComputeType::F32, ld }
     }
 }
 
@@ -112,14 +112,14 @@ pub struct Product {
     pub k: usize,
     /// Output channels of a matrix.
     pub n: usize,
-    /// Matrices that every row meets, each with its own range of columns.
+    /// Matrices that every row is multiplied by, each with its own range of columns.
     pub groups: usize,
     /// The dispatch table, where every expert has a matrix of its own.
     pub experts: Option<DispatchLayout>,
     /// Format of the matrices.
     pub format: Format,
-    /// In what form rows are multiplied.
-    pub compute: Compute,
+    /// Compute type.
+    pub compute: ComputeType,
     /// Order of the matrices.
     pub order: WeightOrder,
     /// Division of work.
@@ -195,7 +195,7 @@ impl KernelSpec {
         self.kernel().kind()
     }
 
-    /// Whether it brings rows into another form, and does nothing else.
+    /// Whether it converts rows to another format, and does nothing else.
     pub fn is_conversion(&self) -> bool {
         matches!(self, Self::Quantise(_))
     }
@@ -242,8 +242,8 @@ impl KernelSpec {
         self.product().map(|p| p.format)
     }
 
-    /// In what form it multiplies, if it multiplies by a matrix.
-    pub fn compute(&self) -> Option<Compute> {
+    /// Compute type, if it multiplies by a matrix.
+    pub fn compute(&self) -> Option<ComputeType> {
         self.product().map(|p| p.compute)
     }
 
@@ -278,4 +278,4 @@ impl fmt::Debug for KernelSpec {
     }
 }
 
-pub use moec_ir::bundle::awake_words;
+pub use moec_ir::bundle::active_list_words;

@@ -1,6 +1,6 @@
 //! Schedules: the division of a matrix kernel's work into pieces, which decides its speed and none of its results.
 
-use super::{Compute, KernelSpec, Product};
+use super::{ComputeType, KernelSpec, Product};
 use crate::machine::Isa;
 use std::fmt;
 
@@ -11,14 +11,14 @@ use std::fmt;
 /// move a row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {
-    /// Rows of a work item of [`Linear`](super::Linear); on tile registers also rows of an expert that meet all of its panels
+    /// Rows of a work item of [`Linear`](super::Linear); on tile registers also rows of an expert that are multiplied by all of its panels
     /// before the next ones do. Experts take all of theirs elsewhere.
     pub rows: usize,
     /// Steps of the inner loop that are written out, of arithmetic in f32 and bf16.
     pub unroll: usize,
     /// Rows whose sums wait in scratch together, of arithmetic in bytes.
     pub block: usize,
-    /// Bytes ahead that weights are asked for; 0: never, hardware alone fetches them.
+    /// Bytes ahead that weights are prefetched; 0: never, hardware alone fetches them.
     pub ahead: usize,
 }
 
@@ -81,12 +81,12 @@ impl Knob {
     /// Whether the kernel of a specification looks at it.
     pub fn turns(self, spec: &KernelSpec, isa: &Isa) -> bool {
         let Some(Product { compute, format, experts, .. }) = spec.product() else { return false };
-        let tiles = isa.tiles && compute == Compute::Bf16;
+        let tiles = isa.tiles && compute == ComputeType::Bf16;
         match self {
             Self::Rows => tiles || experts.is_none(),
-            Self::Unroll => compute != Compute::I8 && !tiles,
-            Self::Block => compute == Compute::I8,
-            // Tiles ask for the next panel by themselves; unpacking does not.
+            Self::Unroll => compute != ComputeType::I8 && !tiles,
+            Self::Block => compute == ComputeType::I8,
+            // Tiles prefetch the next panel by themselves; unpacking does not.
             Self::Ahead => !tiles || format.is_quantised(),
         }
     }

@@ -1,7 +1,7 @@
 //! Symbols of kernels: every parameter, spelt so that equal symbols mean equal kernels.
 
 use super::schedule::Schedule;
-use super::{Compute, Rotation, RowForm, RowNorm, WeightOrder};
+use super::{ComputeType, Rotation, RowFormat, RowNorm, WeightOrder};
 use moec_ir::op::{DispatchLayout, Glu, RopeStyle};
 use std::fmt::Write as _;
 
@@ -40,16 +40,16 @@ impl Symbol {
     }
 
     /// Silent about f32, which needs no name.
-    pub(crate) fn compute(&mut self, compute: Compute) -> &mut Self {
-        if compute == Compute::F32 { self } else { self.word("as").word(compute.name()) }
+    pub(crate) fn compute(&mut self, compute: ComputeType) -> &mut Self {
+        if compute == ComputeType::F32 { self } else { self.word("as").word(compute.name()) }
     }
 
     /// Silent about panels.
     pub(crate) fn order(&mut self, order: WeightOrder) -> &mut Self {
         match order {
             WeightOrder::Panels => self,
-            WeightOrder::Neurons { sketch } => self.word("neurons").flag("sketched", sketch),
-            WeightOrder::Apart => self.word("apart"),
+            WeightOrder::Neurons { gate_bound } => self.word("neurons").flag("bounded", gate_bound),
+            WeightOrder::Split => self.word("split"),
         }
     }
 
@@ -61,11 +61,11 @@ impl Symbol {
         self
     }
 
-    /// Silent about the form of plain numbers.
-    pub(crate) fn form(&mut self, out: RowForm) {
+    /// Plain numbers add nothing.
+    pub(crate) fn row_format(&mut self, out: RowFormat) {
         self.num("o", out.ld);
-        if out.form != Compute::F32 {
-            self.word(out.form.name());
+        if out.compute != ComputeType::F32 {
+            self.word(out.compute.name());
         }
     }
 

@@ -5,7 +5,7 @@ use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, is_dealt
 use crate::machines::machines;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
-use moec_codegen::{Compute, KernelSpec, compile};
+use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
 
@@ -23,7 +23,7 @@ struct Setting {
     desc: AttentionDesc,
     ctx: usize,
     cache: Format,
-    compute: Compute,
+    compute: ComputeType,
     /// Rows of a work item.
     tile: usize,
     /// (position, slot) of each row.
@@ -129,7 +129,7 @@ impl Problem {
 
     fn tolerance(&self) -> f32 {
         match self.s.compute {
-            Compute::F32 => 1e-5,
+            ComputeType::F32 => 1e-5,
             // Queries and weights have 8 bits; the sums of products of theirs err less.
             _ => 1.5e-2,
         }
@@ -185,9 +185,9 @@ fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
 }
 
 /// Formats of the cache with what they are multiplied in.
-fn arithmetics() -> Vec<(Format, Compute)> {
-    let exact = FORMATS.map(|f| (f, Compute::F32));
-    exact.into_iter().chain([(Format::Bf16, Compute::Bf16), (Format::Q8, Compute::Bf16)]).collect()
+fn arithmetics() -> Vec<(Format, ComputeType)> {
+    let exact = FORMATS.map(|f| (f, ComputeType::F32));
+    exact.into_iter().chain([(Format::Bf16, ComputeType::Bf16), (Format::Q8, ComputeType::Bf16)]).collect()
 }
 
 /// As [`check`], for pairs of kernels.

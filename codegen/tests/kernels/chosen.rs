@@ -2,11 +2,11 @@
 
 use crate::harness::{Case, Expect, Operand, Rng, able, check, random, rows_as, run, stored, strided};
 use crate::machines::machines;
-use crate::neurons::{BLOCK, KINDS, LAYOUTS, Network, awake, dot, up_cases};
+use crate::neurons::{BLOCK, KINDS, LAYOUTS, Network, dot, is_active, up_cases};
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{NeuronDown, NeuronPredict, NeuronUp};
-use moec_codegen::{Compute, KernelSpec, compile};
+use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
@@ -52,7 +52,7 @@ fn predictors_say_what_their_matrices_say() {
             let right = rng.floats(experts * rank.unwrap_or(0) * hidden);
             let (left, margins) = (rng.floats(experts * inter * cols), rng.floats(experts * inter));
             let x = random(rng, net.n, hidden, hidden + 3);
-            let held = |rows: usize, cols, w: &[f32]| stored(format, Compute::F32, [rows, cols], w);
+            let held = |rows: usize, cols, w: &[f32]| stored(format, ComputeType::F32, [rows, cols], w);
             let (r, l) = (rank.map_or_else(Vec::new, |n| held(n, hidden, &right)), held(inter, cols, &left));
             let expected = said(&net, &x, [&r, &l], &margins, rank);
             let expected = expected
@@ -76,13 +76,13 @@ fn predictors_say_what_their_matrices_say() {
     check(&cases);
 }
 
-/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a kernel that asks every gate.
+/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a kernel that applies every gate.
 #[test]
-fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
+fn gates_are_evaluated_of_neurons_predicted_active() {
     let mut cases = up_cases(&mut Rng::new(45));
     let rng = &mut Rng::new(46);
-    // Whether sketches lie there makes no difference.
-    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { compute: Compute::F32, .. })));
+    // Whether gate bounds lie there makes no difference.
+    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { compute: ComputeType::F32, .. })));
     for machine in machines() {
         let isa = machine.isa();
         for plain in &cases {
@@ -102,7 +102,7 @@ fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let [(who, h), (all, exact)] = [&predicted, plain].map(|c| {
                 let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
-                (awake(c, &words[4]), words[3].clone())
+                (is_active(c, &words[4]), words[3].clone())
             });
             let Operand::Ints(table) = &plain.operands[1] else { unreachable!() };
             let (mut lost, mut kept) = (0, 0);
@@ -170,7 +170,7 @@ fn a_threshold_skips_what_it_makes_0() {
                     inter,
                     format,
                     compute,
-                    sketch: false,
+                    gate_bound: false,
                     x_ld,
                     predicted: false,
                     glu: Glu::Cats { threshold },
@@ -190,13 +190,14 @@ fn a_threshold_skips_what_it_makes_0() {
             if !able(&isa, &all.spec) {
                 continue;
             }
-            let down = KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, sketch: false });
+            let down =
+                KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, gate_bound: false });
             let specs = [all.spec.clone(), some.spec.clone(), down.clone()];
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let go = |c: &Case| run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
             let [full, thin] = [&all, &some].map(|c| {
                 let words = go(c);
-                (awake(c, &words[4]), words[3].clone(), words[4].clone())
+                (is_active(c, &words[4]), words[3].clone(), words[4].clone())
             });
             // A magnitude is below 0 nowhere, so that all neurons are active.
             let mut cut = full.1.clone();

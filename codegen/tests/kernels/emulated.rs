@@ -1,7 +1,7 @@
 //! AArch64 kernels, linked with a small driver and run by an emulator.
 
 use crate::harness::{Case, able, active, bytes, check_case, is_dealt, items, matrices};
-use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile};
+use moec_codegen::{ByteDot, ComputeType, Isa, KernelSpec, Machine, compile};
 use moec_testing::AARCH64;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,7 +49,7 @@ pub(crate) fn check(cases: &[Case]) {
 }
 
 fn multiplies_bytes(spec: &KernelSpec) -> bool {
-    spec.compute() == Some(Compute::I8)
+    spec.compute() == Some(ComputeType::I8)
 }
 
 fn check_on(machine: &Machine, cases: &[&Case]) {

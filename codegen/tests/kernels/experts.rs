@@ -4,7 +4,7 @@ use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_a
 use crate::simple::glu;
 use half::bf16;
 use moec_codegen::spec::{Combine, ExpertDown, ExpertGateUp};
-use moec_codegen::{Compute, RowForm, Schedule, WeightOrder};
+use moec_codegen::{ComputeType, RowFormat, Schedule, WeightOrder};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
@@ -70,7 +70,7 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
 pub(crate) fn gate_up_case(
     rng: &mut Rng,
     (layout, n): (DispatchLayout, usize),
-    (format, compute): (Format, Compute),
+    (format, compute): (Format, ComputeType),
     (hidden, inter): (usize, usize),
     g: Glu,
     biased: bool,
@@ -112,7 +112,7 @@ pub(crate) fn gate_up_case(
             x_ld: row_words,
             glu: g,
             bias: with_bias,
-            out: RowForm::f32(inter),
+            out: RowFormat::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         }
@@ -144,7 +144,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
 pub(crate) fn down_case(
     rng: &mut Rng,
     (layout, n): (DispatchLayout, usize),
-    (format, compute): (Format, Compute),
+    (format, compute): (Format, ComputeType),
     (hidden, inter): (usize, usize),
     biased: bool,
 ) -> Case {

@@ -7,7 +7,7 @@ use crate::machines::machines;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
 use moec_codegen::{
-    ByteDot, Compute, Isa, KernelSpec, NormKind, Rotation, RowForm, RowNorm, compile, packed_words,
+    ByteDot, ComputeType, Isa, KernelSpec, NormKind, Rotation, RowFormat, RowNorm, compile, packed_words,
 };
 use moec_ir::op::RopeStyle;
 
@@ -43,14 +43,16 @@ fn after(loaded: &Loaded, isa: &Isa, pair: &Pair, steps: &[Step], chunk: usize) 
 fn check_pairs(pairs: &[Pair]) {
     for machine in machines() {
         let isa = machine.isa();
-        let packs = |form| match form {
-            Compute::F32 => true,
-            Compute::Bf16 => isa.bf16,
-            Compute::I8 => isa.bytes != ByteDot::None,
+        let packs = |compute| match compute {
+            ComputeType::F32 => true,
+            ComputeType::Bf16 => isa.bf16,
+            ComputeType::I8 => isa.bytes != ByteDot::None,
         };
         let fits = |pair: &&Pair| match &pair.fused.0 {
-            KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| packs(out.form)),
-            spec @ KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) => packs(out.form) && able(&isa, spec),
+            KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| packs(out.compute)),
+            spec @ KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) => {
+                packs(out.compute) && able(&isa, spec)
+            }
             spec => able(&isa, spec),
         };
         let pairs: Vec<&Pair> = pairs.iter().filter(fits).collect();
@@ -76,8 +78,8 @@ fn check_pairs(pairs: &[Pair]) {
     }
 }
 
-/// Room for rows of a form, marked.
-fn room(rows: usize, out: RowForm, words: usize) -> Operand {
+/// Room for rows of a format, marked.
+fn room(rows: usize, out: RowFormat, words: usize) -> Operand {
     Operand::Floats(strided(rows, words, out.ld, |_, _| 3.0))
 }
 
@@ -87,11 +89,11 @@ fn norms_write_what_matrices_multiply() {
     let mut pairs = Vec::new();
     for (i, width) in [1, 5, 16, 31, 32, 80, 129, 200].into_iter().enumerate() {
         for kind in [NormKind::Rms, NormKind::Layer] {
-            for form in Compute::ALL {
+            for compute in ComputeType::ALL {
                 let (n, groups, eps, weight) = (1 + rng.below(9), 1 + i % 2, 1e-5, true);
-                let (x_ld, plain) = (width * groups + 3, RowForm::f32(width * groups + 1));
-                let words = packed_words(width, form) * groups;
-                let packed = RowForm { form, ld: words + 2 };
+                let (x_ld, plain) = (width * groups + 3, RowFormat::f32(width * groups + 1));
+                let words = packed_words(width, compute) * groups;
+                let packed = RowFormat { compute, ld: words + 2 };
                 let mut operands = vec![Operand::Floats(random(&mut rng, n, width * groups, x_ld))];
                 operands.push(Operand::Floats(rng.floats(width)));
                 operands.extend((kind == NormKind::Layer).then(|| Operand::Floats(rng.floats(width))));
@@ -105,7 +107,7 @@ fn norms_write_what_matrices_multiply() {
                     per_row: 1,
                     x_ld: plain.ld,
                     out_ld: packed.ld,
-                    to: form,
+                    to: compute,
                 });
                 let with = |more: &[usize]| [given.as_slice(), more].concat();
                 let steps = vec![(norm(vec![plain]), with(&[a])), (quantise, vec![a, b])];
@@ -127,8 +129,8 @@ fn gate_and_up_write_what_down_multiplies() {
     let mut pairs = Vec::new();
     for case in gate_up_cases(&mut rng) {
         let KernelSpec::ExpertGateUp(ExpertGateUp { layout, inter, .. }) = case.spec else { continue };
-        let words = packed_words(inter, Compute::Bf16);
-        let packed = RowForm { form: Compute::Bf16, ld: words + 1 };
+        let words = packed_words(inter, ComputeType::Bf16);
+        let packed = RowFormat { compute: ComputeType::Bf16, ld: words + 1 };
         let mut fused = case.spec.clone();
         if let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &mut fused {
             *out = packed;
@@ -143,7 +145,7 @@ fn gate_and_up_write_what_down_multiplies() {
             per_row: layout.k,
             x_ld: inter,
             out_ld: packed.ld,
-            to: Compute::Bf16,
+            to: ComputeType::Bf16,
         });
         let args: Vec<usize> = (0..at).collect();
         let mut others = args.clone();
@@ -178,7 +180,7 @@ fn steps_of(
 ) -> (Vec<Step>, usize) {
     let (mut steps, mut at) = (Vec::new(), 0);
     if let Some(RowNorm { width, eps, weight }) = norm {
-        let (kind, groups, outs) = (NormKind::Rms, heads * dim / width, vec![RowForm::f32(ld)]);
+        let (kind, groups, outs) = (NormKind::Rms, heads * dim / width, vec![RowFormat::f32(ld)]);
         let spec = KernelSpec::Norm(Norm { kind, width, groups, x_ld: ld, outs, eps, weight });
         steps.push((spec, if weight { vec![0, 1, 3] } else { vec![0, 3] }));
         at = 3;
@@ -199,7 +201,7 @@ fn heads_are_normalised_where_they_are_rotated() {
         let (n, ld, angles_ld) = (1 + rng.below(9), heads * dim + 2, dim + 1);
         for way in ways(heads, dim, angles_ld) {
             let (Some(norm), Some(rotation)) = way else { continue };
-            let rows = || room(n, RowForm::f32(ld), heads * dim);
+            let rows = || room(n, RowFormat::f32(ld), heads * dim);
             let operands = vec![
                 Operand::Floats(random(&mut rng, n, heads * dim, ld)),
                 Operand::Floats(rng.floats(norm.width)),
@@ -236,7 +238,7 @@ fn heads_are_normalised_and_rotated_where_they_are_stored() {
             let n = rows.len();
             let (pos, slot) = rows.into_iter().unzip();
             let numbers = rng.floats(slots * heads * ctx * dim);
-            let plain = || room(n, RowForm::f32(ld), heads * dim);
+            let plain = || room(n, RowFormat::f32(ld), heads * dim);
             let operands = vec![
                 Operand::Floats(random(&mut rng, n, heads * dim, ld)),
                 Operand::Floats(rng.floats(norm.map_or(1, |n| n.width))),

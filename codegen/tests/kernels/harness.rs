@@ -9,7 +9,8 @@ use moec_codegen::spec::{
     Attention, ExpertDown, ExpertGateUp, Linear, NeuronGate, NeuronUp, NeuronUpAt, Quantise,
 };
 use moec_codegen::{
-    ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_meet, packed_words,
+    ByteDot, ComputeType, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_multiply,
+    packed_words,
 };
 use moec_ir::bundle::Bundle;
 use moec_ir::plan::{Grid, Layout};
@@ -23,10 +24,10 @@ use std::ptr;
 pub(crate) enum Operand {
     Floats(Vec<f32>),
     Ints(Vec<i32>),
-    /// `[lead, rows, cols]`, packed as the kernel wants it.
+    /// `[matrices, rows, cols]`, packed as the kernel wants it.
     Weight(Format, [usize; 3], Vec<f32>),
-    /// Up and down of neurons, `[lead, rows, 2 · cols]`, each anywhere.
-    Rests(Format, [usize; 3], Vec<f32>),
+    /// Up and down of neurons, `[matrices, rows, 2 · cols]`, each anywhere.
+    UpDown(Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
     /// States `[key, value]` of the delta rule, one after the other.
@@ -127,7 +128,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Whether a machine multiplies in that form.
+/// Whether a machine multiplies in that compute type.
 pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
         KernelSpec::Linear(Linear { compute, .. })
@@ -135,14 +136,14 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
         | KernelSpec::ExpertGateUp(ExpertGateUp { compute, .. })
         | KernelSpec::ExpertDown(ExpertDown { compute, .. })
         | KernelSpec::Quantise(Quantise { to: compute, .. }) => match compute {
-            Compute::F32 => true,
-            Compute::Bf16 => isa.bf16,
-            Compute::I8 => isa.bytes != ByteDot::None,
+            ComputeType::F32 => true,
+            ComputeType::Bf16 => isa.bf16,
+            ComputeType::I8 => isa.bytes != ByteDot::None,
         },
         KernelSpec::NeuronUp(NeuronUp { hidden, format, compute, .. })
         | KernelSpec::NeuronGate(NeuronGate { hidden, format, compute, .. })
         | KernelSpec::NeuronUpAt(NeuronUpAt { hidden, format, compute, .. }) => {
-            neurons_meet(isa, *format, *hidden, *compute)
+            neurons_multiply(isa, *format, *hidden, *compute)
         }
         _ => true,
     }
@@ -163,8 +164,8 @@ pub(crate) fn is_dealt(
 
 /// Checks the cases on every machine that this host runs, as far as they can multiply so; on a GPU alone where the tests use one.
 pub(crate) fn check(cases: &[Case]) {
-    crate::threads::check(cases);
-    if crate::threads::on_gpu() {
+    crate::gpu_kernels::check(cases);
+    if crate::gpu_kernels::on_gpu() {
         return;
     }
     let machines = machines();
@@ -180,7 +181,7 @@ pub(crate) fn check(cases: &[Case]) {
 /// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
 /// schedule that a machine has no kernels of is passed over, but some must be left.
 pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
-    if crate::threads::on_gpu() {
+    if crate::gpu_kernels::on_gpu() {
         return;
     }
     let machines = machines();
@@ -211,27 +212,27 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats and the forms that they are multiplied in.
-pub(crate) const PRODUCTS: [(Format, Compute); 20] = [
-    (Format::F32, Compute::F32),
-    (Format::Bf16, Compute::F32),
-    (Format::F16, Compute::F32),
-    (Format::Q8, Compute::F32),
-    (Format::Q4, Compute::F32),
-    (Format::Bf16, Compute::Bf16),
-    (Format::Q8, Compute::Bf16),
-    (Format::Q4, Compute::Bf16),
-    (Format::Q8, Compute::I8),
-    (Format::Q4, Compute::I8),
-    (Format::Q4o, Compute::F32),
-    (Format::Q4o, Compute::Bf16),
-    (Format::Q4o, Compute::I8),
-    (Format::Q4c, Compute::I8),
-    (Format::Q8h, Compute::F32),
-    (Format::Q8h, Compute::I8),
-    (Format::Q4h, Compute::I8),
-    (Format::Mxfp4, Compute::F32),
-    (Format::Mxfp4, Compute::Bf16),
-    (Format::Mxfp4, Compute::I8),
+pub(crate) const PRODUCTS: [(Format, ComputeType); 20] = [
+    (Format::F32, ComputeType::F32),
+    (Format::Bf16, ComputeType::F32),
+    (Format::F16, ComputeType::F32),
+    (Format::Q8, ComputeType::F32),
+    (Format::Q4, ComputeType::F32),
+    (Format::Bf16, ComputeType::Bf16),
+    (Format::Q8, ComputeType::Bf16),
+    (Format::Q4, ComputeType::Bf16),
+    (Format::Q8, ComputeType::I8),
+    (Format::Q4, ComputeType::I8),
+    (Format::Q4o, ComputeType::F32),
+    (Format::Q4o, ComputeType::Bf16),
+    (Format::Q4o, ComputeType::I8),
+    (Format::Q4c, ComputeType::I8),
+    (Format::Q8h, ComputeType::F32),
+    (Format::Q8h, ComputeType::I8),
+    (Format::Q4h, ComputeType::I8),
+    (Format::Mxfp4, ComputeType::F32),
+    (Format::Mxfp4, ComputeType::Bf16),
+    (Format::Mxfp4, ComputeType::I8),
 ];
 
 /// Every second of cases that have every product in turn, as fields of one colour: each shape meets half of the products, and each
@@ -242,11 +243,11 @@ pub(crate) fn every_second(cases: Vec<Case>) -> Vec<Case> {
 }
 
 /// The numbers that packed matrices of `rows` × `cols` hold, with what unpacking to `compute` rounds.
-pub(crate) fn stored(format: Format, compute: Compute, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
+pub(crate) fn stored(format: Format, compute: ComputeType, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
     let mut w = w.to_vec();
     w.chunks_mut(rows * cols).for_each(|matrix| round_rows(format, cols, matrix));
     // Threads multiply f16 as it is, by two numbers of bf16.
-    if compute == Compute::Bf16 && format != Format::F16 {
+    if compute == ComputeType::Bf16 && format != Format::F16 {
         for x in &mut w {
             *x = bf16::from_f32(*x).to_f32();
         }
@@ -257,11 +258,11 @@ pub(crate) fn stored(format: Format, compute: Compute, [rows, cols]: [usize; 2],
 /// Rows of `groups · cols` numbers, `ld` apart, as a matrix kernel takes them, their distance, and the
 /// numbers that they then stand for (in the places of `x`).
 pub(crate) fn rows_as(
-    compute: Compute,
+    compute: ComputeType,
     x: &[f32],
     [groups, cols, ld]: [usize; 3],
 ) -> (Operand, usize, Vec<f32>) {
-    if compute == Compute::F32 {
+    if compute == ComputeType::F32 {
         return (Operand::Floats(x.to_vec()), ld, x.to_vec());
     }
     // A word between rows belongs to no row.
@@ -271,7 +272,7 @@ pub(crate) fn rows_as(
         for group in row[..groups * cols].chunks_mut(cols) {
             let before = words.len();
             match compute {
-                Compute::Bf16 => pairs(group, &mut words),
+                ComputeType::Bf16 => pairs(group, &mut words),
                 _ => group.chunks_mut(GROUP).for_each(|g| codes(g, &mut words)),
             }
             assert_eq!(words.len() - before, packed_words(cols, compute));
@@ -305,7 +306,7 @@ fn codes(group: &mut [f32], words: &mut Vec<i32>) {
 }
 
 pub(crate) fn check_on(machine: &Machine, cases: &[Case]) {
-    if crate::threads::on_gpu() {
+    if crate::gpu_kernels::on_gpu() {
         return;
     }
     let isa = machine.isa();
@@ -380,15 +381,15 @@ fn state([key, value]: [usize; 2], isa: &Isa) -> CacheHead {
 pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
     let stored = Weighting { stored: geometry.format.is_published(), ..Weighting::default() };
     let mut bytes = Vec::new();
-    let read = |lead: usize, rows: Range<usize>, out: &mut [f32]| {
-        out.copy_from_slice(&values[(lead * geometry.rows + rows.start) * geometry.cols..][..out.len()]);
+    let read = |matrix: usize, rows: Range<usize>, out: &mut [f32]| {
+        out.copy_from_slice(&values[(matrix * geometry.rows + rows.start) * geometry.cols..][..out.len()]);
         Ok::<(), std::io::Error>(())
     };
     pack(geometry, &|_| stored, read, &mut bytes).expect("packs");
-    let is_again = |(lead, matrix): (usize, &[f32])| {
-        let mut back = vec![0.0; matrix.len()];
-        unpack_rows(geometry, &bytes, lead, 0..geometry.rows, &mut back).expect("unpacks");
-        back == matrix
+    let is_again = |(matrix, values): (usize, &[f32])| {
+        let mut back = vec![0.0; values.len()];
+        unpack_rows(geometry, &bytes, matrix, 0..geometry.rows, &mut back).expect("unpacks");
+        back == values
     };
     let mut matrices = values.chunks(geometry.rows * geometry.cols).enumerate();
     if stored.stored && !matrices.all(is_again) {
@@ -403,12 +404,13 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     match operand {
         Operand::Floats(x) => Ok(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
         Operand::Ints(x) => Ok(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        Operand::Weight(format, [lead, rows, cols], values) => {
+        Operand::Weight(format, [matrices, rows, cols], values) => {
             let layout = case.spec.layout(isa).expect("a weight");
-            let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
+            let geometry =
+                Geometry { layout, format: *format, matrices: *matrices, rows: *rows, cols: *cols };
             Ok(packed(&geometry, values))
         }
-        Operand::Rests(format, shape, values) => Ok(pieces(*format, *shape, values)),
+        Operand::UpDown(format, shape, values) => Ok(pieces(*format, *shape, values)),
         Operand::Cache(cache) => Ok(cache.pack(isa)),
         Operand::States([key, value], numbers) => {
             let head = state([*key, *value], isa);
@@ -426,23 +428,23 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
 }
 
 /// Pieces that addresses of up and down of neurons point to, one after the other, filled up with ones to equal sizes.
-fn pieces(format: Format, [lead, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
-    let geometry = Geometry { layout: Layout::Rests, format, lead, rows, cols };
+fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
+    let geometry = Geometry { layout: Layout::UpDown, format, matrices, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");
-    let b = Bundle { format, hidden: cols / 2, sketch: false };
-    let scales = b.rest_stored_bytes() - b.rest_pitch();
-    let size = b.rest_bytes().max(scales);
+    let b = Bundle { format, hidden: cols / 2, gate_bound: false };
+    let scales = b.up_down_stored_bytes() - b.up_down_pitch();
+    let size = b.up_down_bytes().max(scales);
     let of = |matrix: &[u8], i: usize| {
-        let places = [(i * b.rest_pitch(), b.rest_bytes()), (b.rest_scales_at(i, rows), scales)];
+        let places = [(i * b.up_down_pitch(), b.up_down_bytes()), (b.up_down_scales_at(i, rows), scales)];
         let piece = |(at, bytes)| {
             let mut piece: Vec<u8> = matrix[at..at + bytes].to_vec();
             piece.resize(size, 0xff);
             piece
         };
-        places.map(piece).into_iter().take(b.rest_addresses()).flatten().collect::<Vec<u8>>()
+        places.map(piece).into_iter().take(b.up_down_addresses()).flatten().collect::<Vec<u8>>()
     };
     packed
-        .chunks_exact(packed.len() / lead)
+        .chunks_exact(packed.len() / matrices)
         .flat_map(|m| (0..rows).flat_map(|i| of(m, i)).collect::<Vec<u8>>())
         .collect()
 }
@@ -450,19 +452,19 @@ fn pieces(format: Format, [lead, rows, cols]: [usize; 3], values: &[f32]) -> Vec
 /// Matrices of an operand that a kernel finds by a table of their addresses.
 pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     match (operand, spec) {
-        (Operand::Rests(format, [lead, rows, cols], _), _) => {
-            let bundle = Bundle { format: *format, hidden: cols / 2, sketch: false };
-            Some(lead * rows * bundle.rest_addresses())
+        (Operand::UpDown(format, [matrices, rows, cols], _), _) => {
+            let bundle = Bundle { format: *format, hidden: cols / 2, gate_bound: false };
+            Some(matrices * rows * bundle.up_down_addresses())
         }
         (
-            Operand::Weight(_, [lead, ..], _),
+            Operand::Weight(_, [matrices, ..], _),
             KernelSpec::ExpertGateUp(_)
             | KernelSpec::ExpertDown(_)
             | KernelSpec::NeuronUp(_)
             | KernelSpec::NeuronGate(_)
             | KernelSpec::NeuronPredict(_)
             | KernelSpec::NeuronDown(_),
-        ) => Some(*lead),
+        ) => Some(*matrices),
         _ => None,
     }
 }

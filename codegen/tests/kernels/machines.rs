@@ -30,7 +30,7 @@ fn host() -> Machine {
     host
 }
 
-/// Asks the system for tile registers, as a runtime does before its first kernel.
+/// Asks the operating system for tile registers, as a runtime does before its first kernel.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn tiles_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;

@@ -3,7 +3,6 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
-mod apart;
 mod attention;
 mod cache;
 mod chosen;
@@ -12,6 +11,7 @@ mod emulated;
 mod experts;
 mod fused;
 mod gates;
+mod gpu_kernels;
 mod harness;
 mod machines;
 mod matrix;
@@ -20,4 +20,4 @@ mod recurrence;
 mod routing;
 mod schedules;
 mod simple;
-mod threads;
+mod split;

@@ -6,7 +6,7 @@ use crate::harness::{
 use crate::simple::glu;
 use half::{bf16, f16};
 use moec_codegen::spec::{Linear, Quantise};
-use moec_codegen::{Compute, KernelSpec, Schedule};
+use moec_codegen::{ComputeType, KernelSpec, Schedule};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::{E2M1, Format, GROUP};
 
@@ -16,7 +16,7 @@ pub(crate) struct Shape {
     pub(crate) n: usize,
     pub(crate) groups: usize,
     pub(crate) format: Format,
-    pub(crate) compute: Compute,
+    pub(crate) compute: ComputeType,
     pub(crate) bias: bool,
     pub(crate) residual: bool,
     pub(crate) glu: Option<Glu>,
@@ -123,7 +123,7 @@ fn every_code_of_a_checkpoint_is_multiplied() {
     let mut cases = Vec::new();
     for (format, lowest, highest) in [(Format::Q8h, -128, 127), (Format::Q4h, -8, 7), (Format::Mxfp4, 0, 15)]
     {
-        for compute in [Compute::F32, Compute::Bf16, Compute::I8] {
+        for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::I8] {
             for n_rows in [1, 2, 4, 7, 33] {
                 let (k, n) = (96, rng.pick(&[33, 64]));
                 // Rows of every code, of the lowest alone, and of both ends in turn.
@@ -139,12 +139,13 @@ fn every_code_of_a_checkpoint_is_multiplied() {
                     }
                 };
                 let w: Vec<f32> = (0..n * k).map(|i| number(i / k, i % k)).collect();
-                let round = |x: &f32| if compute == Compute::Bf16 { bf16::from_f32(*x).to_f32() } else { *x };
+                let round =
+                    |x: &f32| if compute == ComputeType::Bf16 { bf16::from_f32(*x).to_f32() } else { *x };
                 let held: Vec<f32> = w.iter().map(round).collect();
                 let (bias, residual, glu, groups) = (false, false, None, 1);
                 let shape = Shape { n_rows, k, n, groups, format, compute, bias, residual, glu };
                 let mut case = of_weights(&mut rng, &shape, None, w, &held);
-                if compute == Compute::I8 && n_rows % 2 == 1 {
+                if compute == ComputeType::I8 && n_rows % 2 == 1 {
                     case = with_ends(case, &held, &shape);
                 }
                 cases.push(case);
@@ -184,7 +185,7 @@ fn results_are_whole_lines() {
         for glu in [None, Some(Glu::Gated(Activation::Silu))] {
             for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o] {
                 let (bias, residual) = (n_rows % 2 == 0, glu.is_none() && n_rows % 3 == 0);
-                let compute = Compute::Bf16;
+                let compute = ComputeType::Bf16;
                 let shape = Shape { n_rows, k, n, groups: 1, format, compute, bias, residual, glu };
                 cases.push(spaced(&mut rng, &shape, Some(space)));
             }
@@ -201,7 +202,7 @@ fn rows_and_channels_that_fill_no_block() {
         for (j, k) in [80, 56, 24, 64].into_iter().enumerate() {
             for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o, Format::Mxfp4] {
                 let (bias, residual, glu) = (false, (i + j) % 2 == 0, None);
-                let (n, compute) = (rng.pick(&[24, 32, 56, 80]), Compute::Bf16);
+                let (n, compute) = (rng.pick(&[24, 32, 56, 80]), ComputeType::Bf16);
                 cases.push(case(
                     &mut rng,
                     &Shape { n_rows, k, n, groups: 1, format, compute, bias, residual, glu },
@@ -267,7 +268,7 @@ fn rows_are_brought_into_every_form() {
     for (n, per_row, groups, cols) in
         [(5, 1, 1, 80), (3, 4, 1, 17), (9, 1, 3, 33), (1, 1, 2, 64), (2, 2, 1, 1)]
     {
-        for to in [Compute::Bf16, Compute::I8] {
+        for to in [ComputeType::Bf16, ComputeType::I8] {
             let x_ld = groups * cols + rng.below(3);
             let mut x = random(&mut rng, n * per_row, groups * cols, x_ld);
             // A group of zeros, and magnitudes far apart.
@@ -284,7 +285,7 @@ fn rows_are_brought_into_every_form() {
 }
 
 #[test]
-fn exact_rows_are_copied_apart() {
+fn exact_rows_are_copied_to_a_padded_stride() {
     let mut rng = Rng::new(5);
     let mut cases = Vec::new();
     for (n, per_row, cols, x_ld, out_ld) in [(5, 1, 80, 80, 81), (3, 4, 17, 18, 48), (2, 1, 1024, 1024, 1040)]
@@ -293,7 +294,7 @@ fn exact_rows_are_copied_apart() {
         let expected = strided(n * per_row, cols, out_ld, |row, c| x[row * x_ld + c]);
         let out = strided(n * per_row, cols, out_ld, |_, _| 0.0);
         let spec =
-            KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld, out_ld, to: Compute::F32 });
+            KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld, out_ld, to: ComputeType::F32 });
         let operands = vec![Operand::Floats(x), Operand::Floats(out)];
         cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Floats(expected, 0.0))] });
     }

@@ -1,4 +1,4 @@
-//! Experts by neurons: what sleeps is not read, and sketches change no bit.
+//! Experts by neurons: inactive neurons are not read, and gate bounds change no bit.
 
 use crate::experts::{dispatch, experts_of_slots};
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, run, stored, strided};
@@ -6,7 +6,7 @@ use crate::machines::machines;
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDown, NeuronUp};
-use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder, awake_words, compile};
+use moec_codegen::{ComputeType, KernelSpec, RowFormat, Schedule, WeightOrder, active_list_words, compile};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
@@ -14,17 +14,17 @@ use moec_ir::types::Format;
 pub(crate) const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
 /// Neurons of a block.
 pub(crate) const BLOCK: usize = 32;
-pub(crate) const KINDS: [(Format, bool, Compute); 10] = [
-    (Format::F32, false, Compute::F32),
-    (Format::F32, true, Compute::F32),
-    (Format::Bf16, false, Compute::F32),
-    (Format::Bf16, true, Compute::F32),
-    (Format::F16, false, Compute::F32),
-    (Format::F16, true, Compute::F32),
-    (Format::Q8, false, Compute::F32),
-    (Format::Q4, false, Compute::F32),
-    (Format::Q8, false, Compute::I8),
-    (Format::Q4, false, Compute::I8),
+pub(crate) const KINDS: [(Format, bool, ComputeType); 10] = [
+    (Format::F32, false, ComputeType::F32),
+    (Format::F32, true, ComputeType::F32),
+    (Format::Bf16, false, ComputeType::F32),
+    (Format::Bf16, true, ComputeType::F32),
+    (Format::F16, false, ComputeType::F32),
+    (Format::F16, true, ComputeType::F32),
+    (Format::Q8, false, ComputeType::F32),
+    (Format::Q4, false, ComputeType::F32),
+    (Format::Q8, false, ComputeType::I8),
+    (Format::Q4, false, ComputeType::I8),
 ];
 /// Rows of which some are whole numbers of steps on every machine, with a rest after a vector of scales and without.
 const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
@@ -53,7 +53,7 @@ impl Network {
         let table = dispatch(rng, layout, n);
         let of_slot = experts_of_slots(layout, &table);
         let weights = rng.floats(experts * inter * 3 * hidden);
-        let held = stored(format, Compute::F32, [3 * inter, hidden], &weights);
+        let held = stored(format, ComputeType::F32, [3 * inter, hidden], &weights);
         Self { layout, n, table, of_slot, hidden, inter, weights, held }
     }
 
@@ -72,7 +72,7 @@ impl Network {
     }
 
     pub(crate) fn words(&self) -> usize {
-        awake_words(self.layout, self.inter)
+        active_list_words(self.layout, self.inter)
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, layout) in LAYOUTS.into_iter().enumerate() {
-        for (format, sketch, compute) in KINDS {
+        for (format, gate_bound, compute) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter) = (net.hidden, net.inter);
             let g = [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.5 }][i];
@@ -107,7 +107,7 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
                     inter,
                     format,
                     compute,
-                    sketch,
+                    gate_bound,
                     predicted: false,
                     x_ld,
                     glu: g,
@@ -129,21 +129,21 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
 }
 
 #[test]
-fn gates_first_then_up_of_who_is_awake() {
+fn gates_first_then_up_of_active_neurons() {
     check(&up_cases(&mut Rng::new(40)));
 }
 
 #[test]
-fn columns_of_who_is_awake() {
+fn columns_of_active_neurons() {
     let rng = &mut Rng::new(41);
     let mut cases = Vec::new();
     for layout in LAYOUTS {
-        for (format, sketch, _) in KINDS {
+        for (format, gate_bound, _) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter) = (net.hidden, net.inter);
             // All, none, one in five.
             let share = rng.pick(&[1, 0, 5]);
-            let awake: Vec<bool> =
+            let is_active: Vec<bool> =
                 (0..net.layout.experts * inter).map(|_| share > 0 && rng.below(share.max(1)) == 0).collect();
             let blocks = inter.div_ceil(BLOCK);
             let mut lists = vec![-1_i32; net.words()];
@@ -151,26 +151,27 @@ fn columns_of_who_is_awake() {
                 let e = net.table[net.layout.expert() + a] as usize;
                 for b in 0..blocks {
                     let list = &mut lists[(a * blocks + b) * (BLOCK + 1)..];
-                    let who: Vec<_> =
-                        (b * BLOCK..inter.min((b + 1) * BLOCK)).filter(|i| awake[e * inter + i]).collect();
+                    let who: Vec<_> = (b * BLOCK..inter.min((b + 1) * BLOCK))
+                        .filter(|i| is_active[e * inter + i])
+                        .collect();
                     list[0] = who.len() as i32;
                     list[1..].iter_mut().zip(who).for_each(|(to, i)| *to = i as i32);
                 }
             }
-            // What sleeps holds no number.
+            // An inactive neuron holds no number.
             let h = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
-                Some(e) if awake[e * inter + i] => rng.float(),
+                Some(e) if is_active[e * inter + i] => rng.float(),
                 _ => f32::NAN,
             });
             let expected = strided(net.slots(), hidden, hidden, |slot, c| {
                 let Some(e) = net.of_slot.get(slot) else { return 0.0 };
-                let awake = (0..inter).filter(|i| awake[e * inter + i]);
+                let is_active = (0..inter).filter(|i| is_active[e * inter + i]);
                 let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
-                awake.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+                is_active.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
             });
             let layout = net.layout;
             cases.push(Case {
-                spec: NeuronDown { layout, hidden, inter, format, sketch }.into(),
+                spec: NeuronDown { layout, hidden, inter, format, gate_bound }.into(),
                 n: net.n,
                 operands: vec![
                     Operand::Floats(h),
@@ -187,7 +188,7 @@ fn columns_of_who_is_awake() {
 }
 
 /// Active neurons of every active expert and block.
-pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
+pub(crate) fn is_active(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
     let (Operand::Ints(table), KernelSpec::NeuronUp(NeuronUp { inter, .. })) =
         (&case.operands[1], &case.spec)
     else {
@@ -198,32 +199,32 @@ pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn sketches_change_no_bit() {
+fn gate_bounds_change_no_bit() {
     let mut cases = up_cases(&mut Rng::new(42));
-    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { sketch: true, .. })));
+    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { gate_bound: true, .. })));
     for machine in machines() {
         let isa = machine.isa();
-        for sketched in &cases {
-            let mut plain = sketched.clone();
-            if let KernelSpec::NeuronUp(NeuronUp { sketch, .. }) = &mut plain.spec {
-                *sketch = false;
+        for bounded in &cases {
+            let mut plain = bounded.clone();
+            if let KernelSpec::NeuronUp(NeuronUp { gate_bound, .. }) = &mut plain.spec {
+                *gate_bound = false;
             }
-            let specs = [sketched.spec.clone(), plain.spec.clone()];
+            let specs = [bounded.spec.clone(), plain.spec.clone()];
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
-            let ran = [sketched, &plain].map(|c| {
+            let ran = [bounded, &plain].map(|c| {
                 let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
-                (awake(c, &words[4]), words[3].clone())
+                (is_active(c, &words[4]), words[3].clone())
             });
             let [(who, h), (all, plain)] = ran;
-            assert_eq!(who, all, "{:?}", sketched.spec);
-            let KernelSpec::NeuronUp(NeuronUp { inter, layout, .. }) = sketched.spec else { unreachable!() };
-            let Operand::Ints(table) = &sketched.operands[1] else { unreachable!() };
+            assert_eq!(who, all, "{:?}", bounded.spec);
+            let KernelSpec::NeuronUp(NeuronUp { inter, layout, .. }) = bounded.spec else { unreachable!() };
+            let Operand::Ints(table) = &bounded.operands[1] else { unreachable!() };
             for (list, ids) in who.iter().enumerate() {
                 let active = list / inter.div_ceil(BLOCK);
                 for slot in table[layout.start() + active]..table[layout.start() + active + 1] {
                     for &i in ids {
                         let at = slot as usize * inter + i as usize;
-                        assert_eq!(h[at], plain[at], "{:?}", sketched.spec);
+                        assert_eq!(h[at], plain[at], "{:?}", bounded.spec);
                     }
                 }
             }
@@ -232,16 +233,16 @@ fn sketches_change_no_bit() {
 }
 
 /// Formats, and the forms that panels out of neurons have.
-const PANELS: [(Format, bool, Compute); 9] = [
-    (Format::F32, false, Compute::F32),
-    (Format::Bf16, true, Compute::F32),
-    (Format::F16, false, Compute::F32),
-    (Format::Q8, false, Compute::F32),
-    (Format::Q4, false, Compute::F32),
-    (Format::Bf16, false, Compute::Bf16),
-    (Format::Bf16, true, Compute::Bf16),
-    (Format::Q8, false, Compute::Bf16),
-    (Format::Q4, false, Compute::Bf16),
+const PANELS: [(Format, bool, ComputeType); 9] = [
+    (Format::F32, false, ComputeType::F32),
+    (Format::Bf16, true, ComputeType::F32),
+    (Format::F16, false, ComputeType::F32),
+    (Format::Q8, false, ComputeType::F32),
+    (Format::Q4, false, ComputeType::F32),
+    (Format::Bf16, false, ComputeType::Bf16),
+    (Format::Bf16, true, ComputeType::Bf16),
+    (Format::Q8, false, ComputeType::Bf16),
+    (Format::Q4, false, ComputeType::Bf16),
 ];
 
 #[test]
@@ -249,7 +250,7 @@ fn many_rows_meet_panels_out_of_neurons() {
     let rng = &mut Rng::new(43);
     let mut cases = Vec::new();
     for layout in [(40, 2, 3, 40), (33, 4, 8, 9)] {
-        for (format, sketch, compute) in PANELS {
+        for (format, gate_bound, compute) in PANELS {
             let mut net = Network::new(rng, layout, format);
             net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
             let (hidden, inter, g) = (net.hidden, net.inter, Glu::Gated(Activation::Relu));
@@ -260,7 +261,7 @@ fn many_rows_meet_panels_out_of_neurons() {
                 let row = &x[net.table[net.layout.token() + slot] as usize * hidden..][..hidden];
                 glu(g, dot(row, gate), dot(row, up))
             });
-            let order = WeightOrder::Neurons { sketch };
+            let order = WeightOrder::Neurons { gate_bound };
             let (layout, schedule) = (net.layout, Schedule::default());
             cases.push(Case {
                 spec: ExpertGateUp {
@@ -272,7 +273,7 @@ fn many_rows_meet_panels_out_of_neurons() {
                     x_ld,
                     glu: g,
                     bias: false,
-                    out: RowForm::f32(inter),
+                    out: RowFormat::f32(inter),
                     order,
                     schedule,
                 }

@@ -4,7 +4,7 @@ pub(crate) use crate::gates::{activation, glu};
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
 use moec_codegen::spec::{CopyColumns, Embed, GatherRows, Map, Norm, Rope, Softmax, ZeroExperts};
-use moec_codegen::{MapOp, NormKind, Rotation, RowForm, pack};
+use moec_codegen::{MapOp, NormKind, Rotation, RowFormat, pack};
 use moec_ir::op::{Activation, Glu, NO_EXPERT, RopeStyle};
 use moec_ir::types::Format;
 
@@ -42,7 +42,7 @@ fn norms() {
                     width,
                     groups,
                     x_ld,
-                    outs: vec![RowForm::f32(out_ld)],
+                    outs: vec![RowFormat::f32(out_ld)],
                     eps,
                     weight: with_weight,
                 }
@@ -67,7 +67,7 @@ fn norm_in_place() {
             width: 40,
             groups: 1,
             x_ld: 40,
-            outs: vec![RowForm::f32(40)],
+            outs: vec![RowFormat::f32(40)],
             eps: 0.0,
             weight: false,
         }

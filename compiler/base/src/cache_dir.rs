@@ -39,7 +39,7 @@ pub fn writable_for(what: &str, otherwise: Option<&str>) -> Result<PathBuf> {
 /// Makes a folder, and writes and removes a file in it.
 ///
 /// # Errors
-/// What the system says.
+/// What the operating system says.
 pub fn probe(folder: &Path) -> std::io::Result<()> {
     let file = folder.join(format!(".probe-{}", std::process::id()));
     fs::create_dir_all(folder)?;

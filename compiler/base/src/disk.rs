@@ -1,4 +1,4 @@
-//! Free space on disk, and files that appear whole or not at all. The only `unsafe` of this file asks for the space.
+//! Free space on disk, and files that appear whole or not at all. The only `unsafe` of this file requests the space.
 
 use crate::locked_folder::TRIES;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Writes a file whole, in the place of an earlier one, and the folders above it. It is on the disk when this returns.
 ///
 /// # Errors
-/// What the system says; an earlier file is then what it was.
+/// What the operating system says; an earlier file is then what it was.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
@@ -64,7 +64,7 @@ impl Drop for Partial {
 /// Waits until the names in a folder are on the disk.
 ///
 /// # Errors
-/// What the system says.
+/// What the operating system says.
 #[cfg(unix)]
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
@@ -79,7 +79,7 @@ pub fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that this user can still write below a folder, if the system tells.
+/// Bytes that this user can still write below a folder, if the operating system tells.
 #[cfg(unix)]
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
@@ -97,7 +97,7 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
     Some(u64::from(stat.f_bavail).saturating_mul(u64::from(stat.f_frsize)))
 }
 
-/// Bytes that this user can still write below a folder, if the system tells.
+/// Bytes that this user can still write below a folder, if the operating system tells.
 #[cfg(not(unix))]
 pub fn free_bytes(_folder: &Path) -> Option<u64> {
     None

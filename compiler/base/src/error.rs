@@ -1,3 +1,3 @@
-//! The compiler's error, which target families share.
+//! The compiler's error, which backends share.
 
-pub use moec_family::error::{Error, Fault, Result, io_error};
+pub use moec_backend::error::{Error, Fault, Result, io_error};

@@ -151,7 +151,7 @@ pub fn install() {
 pub fn release() {
     let own = on_signal as extern "C" fn(libc::c_int) as usize;
     for signal in SIGNALS.into_iter().filter(|&signal| action_of(signal) == own) {
-        // SAFETY: `signal` takes two numbers; the second is the action of a process that has asked for none.
+        // SAFETY: `signal` takes two numbers; the second is the action of a process that has requested none.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }

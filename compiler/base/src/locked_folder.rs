@@ -27,7 +27,7 @@ pub struct LockedFolder {
 }
 
 impl LockedFolder {
-    /// Creates a folder in `parent`, which exists. `name` makes a name of what tells processes apart. `reached` is called with
+    /// Creates a folder in `parent`, which exists. `name` makes a name of what distinguishes processes. `reached` is called with
     /// the name of each step.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Tools of backends on this machine: the cache folder, and moec itself.
 
 use crate::cache_dir;
-use moec_family::Tools;
+use moec_backend::Tools;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 

@@ -1,16 +1,16 @@
-//! Artifacts of units beside the CPU: written by their families.
+//! Artifacts of accelerators: written by their backends.
 
+use moec_backend::{Assembled, Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
 use moec_base::cache_dir;
 use moec_base::error::{Error as Bug, Result, io_error};
 use moec_base::interrupt;
 use moec_base::progress::Progress;
 use moec_base::tools;
-use moec_cpu::{Feedback, LARGEST, Q4o, ThreadTarget, WeightImportance, Weighting, groups, quantise_q4o};
-use moec_family::{Assembled, Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
+use moec_cpu::{Feedback, GpuTarget, LARGEST, Q4o, WeightImportance, Weighting, groups, quantise_q4o};
 use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Module, Source, Weight};
-use moec_passes::{parts, place};
+use moec_passes::{parts, plan_expert_schedule};
 use moec_pipeline::Compiled;
 use moec_profile::{Profile, samples};
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Writes the artifacts of everything that lives on another unit below `root`.
 ///
 /// # Errors
-/// What the family says.
+/// What the backend says.
 pub fn write(
     c: &Compiled<'_>,
     importance: Option<&dyn WeightImportance>,
@@ -35,7 +35,7 @@ pub fn write(
     Ok(emitted)
 }
 
-/// Writes the streams of every unit that has some. Gives their bytes.
+/// Writes the NDP command streams of every unit that has some. Gives their bytes.
 fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u64> {
     let plan = &c.plan;
     if plan.streams.is_empty() {
@@ -49,23 +49,24 @@ fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u
         Ok(())
     };
     let mut written = 0;
-    for free in &c.list.free {
-        let Some(streams) = free.family.streams() else { continue };
-        let modules: Vec<Vec<i32>> = plan.streams.iter().map(|set| modules(c, set)).collect();
+    for accelerator in &c.list.accelerators {
+        let Some(streams) = accelerator.backend.command_streams() else { continue };
+        let dimms: Vec<Vec<i32>> = plan.streams.iter().map(|set| dimms_of_experts(c, set)).collect();
         let mut layers = Vec::new();
-        for (index, set) in plan.streams.iter().enumerate().filter(|(_, set)| set.unit == free.index) {
-            let experts = place::experts(&c.module)?;
+        for (index, set) in plan.streams.iter().enumerate().filter(|(_, set)| set.unit == accelerator.index) {
+            let experts = plan_expert_schedule::experts(&c.module)?;
             let found = experts.iter().find(|(layer, _)| *layer == set.layer);
-            let &(_, expert) = found.ok_or_else(|| Bug::bug("streams of a layer without experts"))?;
+            let &(_, expert) =
+                found.ok_or_else(|| Bug::bug("NDP command streams of a layer without experts"))?;
             let steps = plan.entries.iter().flat_map(|e| &e.steps);
             let of = steps.filter_map(|s| match s.code {
                 Code::Builtin(Builtin::Streams { set, rows, k }) if set as usize == index => Some(rows * k),
                 _ => None,
             });
             let slots = of.max().unwrap_or(1);
-            layers.push(StreamLayer { set, expert, modules: &modules[index], slots });
+            layers.push(StreamLayer { set, expert, dimms: &dimms[index], slots });
         }
-        written += streams.emit(free.unit, &layers, root, &next)?;
+        written += streams.emit(accelerator.unit, &layers, root, &next)?;
     }
     bar.finish();
     Ok(written)
@@ -74,25 +75,27 @@ fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u
 /// Writes the GPU kernels of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
 fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &mut Emitted) -> Result<()> {
     let launches = &c.plan.launches;
-    for free in &c.list.free {
-        let own = launches.iter().zip(&c.thread_kernels).filter(|(k, _)| k.unit == free.index);
+    for accelerator in &c.list.accelerators {
+        let own = launches.iter().zip(&c.gpu_kernels).filter(|(k, _)| k.unit == accelerator.index);
         let (names, kernels): (Vec<_>, Vec<_>) = own.map(|(k, kernel)| (&k.artifact, kernel.clone())).unzip();
         let Some(artifact) = names.first() else { continue };
-        let family = free.family.threads().ok_or_else(|| Bug::bug("GPU kernels of no family"))?;
-        let generation = family.generation(free.unit);
-        let threads = generation.and_then(|g| ThreadTarget::new(g, c.target));
+        let backend =
+            accelerator.backend.gpu_kernels().ok_or_else(|| Bug::bug("GPU kernels of no backend"))?;
+        let generation = backend.generation(accelerator.unit);
+        let threads = generation.and_then(|g| GpuTarget::new(g, c.target));
         let threads = threads.ok_or_else(|| Bug::bug("GPU kernels for no generation"))?;
         let what = format!("{} kernels for {}", kernels.len(), threads.sm().name());
         let _phase = progress.phase("Compiling", &what);
         let text = threads.compile(&kernels).map_err(|e| {
-            Error::environment(format!("the kernels of `{}` do not compile", free.unit.name)).because(e)
+            Error::environment(format!("the kernels of `{}` do not compile", accelerator.unit.name))
+                .because(e)
         })?;
         let path = root.join(artifact);
         std::fs::write(&path, text).map_err(|e| io_error("write", &path, &e))?;
         let cache = tools::cache();
-        match family.assemble(&path, free.unit, tools::beside(&cache))? {
+        match backend.assemble(&path, accelerator.unit, tools::beside(&cache))? {
             Some(Assembled { code, by }) => {
-                let name = family.code_path(artifact);
+                let name = backend.code_path(artifact);
                 let path = root.join(&name);
                 std::fs::write(&path, code).map_err(|e| io_error("write", &path, &e))?;
                 emitted.code.push(name);
@@ -101,7 +104,7 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
             None => emitted.notes.push(format!(
                 "`{artifact}` contains only PTX; the driver compiles it at every start: `{}` installs \
                  what writes machine code beside it",
-                family.installs_assembler()
+                backend.installs_assembler()
             )),
         }
     }
@@ -109,11 +112,12 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
 }
 
 /// The module of each expert of a set: where it starts if experts are scheduled, else one after the other.
-fn modules(c: &Compiled<'_>, set: &StreamSet) -> Vec<i32> {
-    let of = c.homes.experts.of_layer(Some(set.layer)).filter(|(_, l)| !l.modules.is_empty());
-    let count = c.list.free(set.unit).and_then(|f| f.unit.dimms.as_ref()).map_or(1, |d| d.count.max(1));
+fn dimms_of_experts(c: &Compiled<'_>, set: &StreamSet) -> Vec<i32> {
+    let of = c.assignment.experts.of_layer(Some(set.layer)).filter(|(_, l)| !l.dimms.is_empty());
+    let count =
+        c.list.accelerator(set.unit).and_then(|f| f.unit.dimms.as_ref()).map_or(1, |d| d.count.max(1));
     let in_turn = || (0..set.experts).map(|e| (e % count) as i32).collect();
-    of.map_or_else(in_turn, |(_, l)| l.modules.clone())
+    of.map_or_else(in_turn, |(_, l)| l.dimms.clone())
 }
 
 fn write_graphs(
@@ -134,7 +138,7 @@ fn write_graphs(
     let next = |name: &str| {
         interrupt::check()?;
         bar.label(name);
-        // A family comes back to some.
+        // A backend comes back to some.
         if seen.borrow_mut().insert(name.to_owned()) {
             bar.add(1);
         }
@@ -154,7 +158,7 @@ fn write_graphs(
         tools: tools::beside(&cache),
         next: &next,
     })?;
-    // An interrupt ends the programs of a family, too: that is no failure of theirs.
+    // An interrupt ends the programs of a backend, too: that is no failure of theirs.
     interrupt::check()?;
     bar.finish();
     Ok(written)
@@ -172,19 +176,19 @@ impl Numbers for Checkpoint<'_> {
     fn read(
         &self,
         weight: &Weight,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
         weight
             .expr
-            .read(lead, rows, cols, self.source, out)
+            .read(matrix, rows, cols, self.source, out)
             .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))
     }
 
-    fn importance(&self, weight: &Weight, lead: usize) -> Option<Vec<f32>> {
-        Some(self.importance?.importance(&weight.name, lead)?.to_vec())
+    fn importance(&self, weight: &Weight, matrix: usize) -> Option<Vec<f32>> {
+        Some(self.importance?.importance(&weight.name, matrix)?.to_vec())
     }
 
     fn rows(&self, weight: &Weight) -> Result<Option<Vec<f32>>> {
@@ -192,9 +196,9 @@ impl Numbers for Checkpoint<'_> {
         samples::rows(profile, lowered, weight, self.source)
     }
 
-    fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a> {
-        let feedback = self.importance.and_then(|i| i.feedback(&weight.name, lead));
-        let importance = self.importance.and_then(|i| i.importance(&weight.name, lead));
+    fn rounding<'a>(&'a self, weight: &'a Weight, matrix: usize) -> Box<dyn Rounding + 'a> {
+        let feedback = self.importance.and_then(|i| i.feedback(&weight.name, matrix));
+        let importance = self.importance.and_then(|i| i.importance(&weight.name, matrix));
         Box::new(Groups { format: weight.format, feedback, importance })
     }
 }

@@ -1,10 +1,11 @@
-//! `run` built by cargo from the generated crate: for machines of another kind, or where it is asked for.
+//! `run` built by cargo from the generated crate: for machines of another kind, or where it is requested.
 //!
 //! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
 //! bundle. Paths are remapped, so the binary does not depend on where it was built.
 
 use super::runner::{lock_of, remove_others, write, write_sources};
 use super::toolchain::{Cross, Toolchain, cargo};
+use moec_backend::Runner;
 use moec_base::cache_dir;
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing::{hex, sha256};
@@ -12,7 +13,6 @@ use moec_base::interrupt;
 use moec_base::paths::{KERNELS, PLAN};
 use moec_base::progress::Progress;
 use moec_cpu::SourceFile;
-use moec_family::Runner;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,11 +23,11 @@ use std::process::{Command, Stdio};
 /// Lines of what cargo said last that an error shows.
 const LAST_WORDS: usize = 20;
 
-/// The cache folder, which must be writable where cargo builds. Asked for before a model is compiled in vain.
+/// The cache folder, which must be writable where cargo builds. Requested before a model is compiled in vain.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn ask() -> Result<PathBuf> {
+pub fn cache_folder() -> Result<PathBuf> {
     cache_dir::writable_for(
         "building `run` with cargo",
         Some("leave `run` out (`--no-run`) and use `moec run`"),
@@ -52,7 +52,7 @@ pub fn build(
     if let Some(cross) = tools.cross {
         key.extend(cross.triple.bytes());
     }
-    let home = ask()?.join(format!("runner-{}", &hex(&sha256(&key))[..16]));
+    let home = cache_folder()?.join(format!("runner-{}", &hex(&sha256(&key))[..16]));
     fs::create_dir_all(&home).map_err(|e| io_error("create", &home, &e))?;
     let home = fs::canonicalize(&home).map_err(|e| io_error("find", &home, &e))?;
     let lock_path = home.join("lock");
@@ -168,7 +168,7 @@ fn placed(line: &str) -> Option<(u64, u64, &str)> {
 }
 
 /// Flags that keep the binary independent of this machine's folders, and those of another target. What loads libraries while it runs is
-/// not `alone`: it is linked with the system's.
+/// not `alone`: it is linked with the operating system's.
 fn rustflags(home: &Path, cross: Option<&Cross>, alone: bool) -> OsString {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)

@@ -31,7 +31,7 @@ struct Left<I: Iterator> {
 }
 
 /// A job that a worker has taken.
-struct Taken<J> {
+struct ClaimedJob<J> {
     number: usize,
     job: J,
     buffer: Vec<u8>,
@@ -53,7 +53,7 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
     }
 
     /// The next job, as soon as there is a buffer for it; `None` where there is no more to do.
-    fn take(&self) -> Option<Taken<J>> {
+    fn take(&self) -> Option<ClaimedJob<J>> {
         let waits = |left: &mut Left<I>| left.free.is_empty() && !left.over;
         let mut left = self.freed.wait_while(self.left(), waits).unwrap_or_else(PoisonError::into_inner);
         let left = &mut *left;
@@ -66,7 +66,7 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
         let job = left.ahead.pop_front()?;
         let number = left.next;
         left.next += 1;
-        Some(Taken { number, job, buffer: left.free.pop()?, news })
+        Some(ClaimedJob { number, job, buffer: left.free.pop()?, news })
     }
 
     /// Gives a buffer back.
@@ -98,7 +98,7 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
                 scope.spawn(move || {
                     let _end = End { jobs: self, always: false };
                     let mut kept = S::default();
-                    while let Some(Taken { number, job, mut buffer, news }) = self.take() {
+                    while let Some(ClaimedJob { number, job, mut buffer, news }) = self.take() {
                         news.iter().for_each(expect);
                         let done = work(&job, &mut kept, &mut buffer).map(|()| buffer);
                         if send.send((number, job, done)).is_err() {

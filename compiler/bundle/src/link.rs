@@ -1,7 +1,7 @@
 //! `run` linked from the precompiled runtime, the bundle's kernels, and a table that names them.
 //!
 //! moec carries the runtime as one relocatable object, which `compiler/bundle/build.rs` compiles from `prebuilt/`. Linking
-//! takes the C compiler of the system, for the linker and the start of a C program, and neither rustc nor
+//! takes the C compiler of the operating system, for the linker and the start of a C program, and neither rustc nor
 //! cargo, no cache, no network. What is linked depends on no folder: the same inputs give the same bytes.
 
 use super::toolchain::Linker;
@@ -30,7 +30,7 @@ const FLAGS: &[&str] = &[
     "-Wl,--as-needed",
 ];
 
-/// Libraries that Rust's standard library takes from the system (`rustc --print native-static-libs`); those that are
+/// Libraries that Rust's standard library takes from the operating system (`rustc --print native-static-libs`); those that are
 /// not used are left out.
 const LIBRARIES: &[&str] = &["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 

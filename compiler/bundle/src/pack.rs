@@ -4,7 +4,7 @@
 //! |---|---|
 //! | one per core | reads a block of a weight, orders and rounds its numbers, writes it to its place |
 //! | the caller's | hashes blocks, in order, and gives their memory back |
-//! | one | has the system put on the disk what was written |
+//! | one | has the operating system put on the disk what was written |
 //!
 //! The buffers of `Jobs` go around: their number bounds what is held, and the slowest of these sets the pace.
 
@@ -18,7 +18,7 @@ use moec_base::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
 use moec_ir::plan::{FileRef, Paging, Plan, Segment};
 use moec_ir::{Module, Source, WeightId};
-use moec_runtime::offload::flash::{checksum, checksum_after};
+use moec_runtime::offload::disk::{checksum, checksum_after};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
-/// Bytes after which the system is asked to put them on the disk: later ones are packed meanwhile.
+/// Bytes after which the operating system is asked to put them on the disk: later ones are packed meanwhile.
 const SYNCED: u64 = 64 << 20;
 
 /// Weights to pack.
@@ -48,7 +48,7 @@ pub struct Packing<'a> {
 
 /// Result of packing.
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct PackResult {
     /// Bytes of the segments.
     pub bytes: u64,
     /// Number of them that earlier bundles had.
@@ -58,13 +58,13 @@ pub struct Done {
 }
 
 /// Packs every segment into its file below `root`, block by block. Sets size and hash of the weight files, and the checksums
-/// of experts that stay on flash.
+/// of experts that stay on disk.
 ///
 /// # Errors
 /// Weights that cannot be read or do not fit their format; a disk that is full; an interrupt.
-pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<Done> {
+pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<PackResult> {
     let total = plan.segments.iter().map(|s| s.bytes).sum();
-    let mut done = Done { bytes: total, ..Done::default() };
+    let mut done = PackResult { bytes: total, ..PackResult::default() };
     let bar = progress.bytes("Packing", total);
     for (index, file) in plan.files.iter_mut().enumerate() {
         if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
@@ -119,7 +119,7 @@ impl Piece<'_> {
         let sums = self.sums.chunks(self.blocks_of_one()).enumerate();
         sums.map(|(i, sums)| Matrix {
             weight: self.key.clone(),
-            lead: self.first + i,
+            matrix: self.first + i,
             offset: self.place.0 + i as u64 * self.place.1,
             blocks: sums.iter().map(|s| s.load(Ordering::Relaxed)).collect(),
         })
@@ -161,20 +161,20 @@ fn matrix_offset(segment: &Segment, matrix: usize) -> Option<u64> {
 }
 
 /// The segments of a file with their matrices, in the order of their bytes, and where their checksums go: whole segments, or the
-/// experts that stay on flash one by one.
+/// experts that stay on disk one by one.
 fn parts(
     segments: &[Segment],
     paging: Option<&Paging>,
     file: u32,
 ) -> Vec<(usize, Range<usize>, Option<usize>)> {
-    let lead = |s: &Segment| s.extents().0 as usize;
+    let matrices = |s: &Segment| s.extents().0 as usize;
     // Neurons by themselves have no checksums, and gates lie before them.
     let whole = paging.filter(|p| !p.by_neurons());
     let paged: Vec<_> =
         whole.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
     let is_paged = |i: usize| paged.iter().any(|pair| pair.contains(&i));
     let own = segments.iter().enumerate().filter(|(i, s)| s.file == file && !is_paged(*i));
-    let mut all: Vec<_> = own.map(|(i, s)| (i, 0..lead(s), None)).collect();
+    let mut all: Vec<_> = own.map(|(i, s)| (i, 0..matrices(s), None)).collect();
     let neurons =
         |i: &usize| paging.filter(|p| p.by_neurons()).is_some_and(|p| p.segments().any(|s| s as usize == *i));
     // Their matrices may lie apart.
@@ -186,7 +186,7 @@ fn parts(
     let mut at = 0;
     for pair in &paged {
         let Some(first) = segments.get(pair[0]) else { continue };
-        for expert in 0..lead(first) {
+        for expert in 0..matrices(first) {
             for &segment in pair {
                 if first.file == file {
                     all.push((segment, expert..expert + 1, Some(at)));
@@ -232,7 +232,7 @@ impl Job<'_, '_> {
         let start = out.len();
         // Of its matrix, in the file as in any other.
         let at = (self.offset + self.padding as u64 - piece.place.0) % piece.place.1.max(1);
-        let matrix = || (piece.key.clone(), piece.first + block.lead);
+        let matrix = || (piece.key.clone(), piece.first + block.matrix);
         let number = self.number % piece.blocks_of_one();
         let reused = reuse.is_some_and(|r| r.copy(matrix(), number, at, block.bytes, out));
         if !reused {
@@ -285,7 +285,7 @@ fn write(pieces: &[Piece<'_>], reuse: Option<&Reuse>, end: u64, path: &Path, bar
     let (mut sha, mut checksums, mut position) = (Sha256::new(), Vec::new(), 0);
     let reused = AtomicU64::new(0);
     thread::scope(|scope| {
-        // One that is busy is not told again.
+        // One that is busy is not reported again.
         let (to_sync, wanted) = mpsc::sync_channel(1);
         let syncing = scope.spawn(|| wanted.into_iter().try_for_each(|()| synced.sync_data()));
         let workers = thread::available_parallelism().map_or(1, usize::from);

@@ -68,14 +68,14 @@ impl Source for Packed {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let missing = || format!("there is no segment `{}`", leaf.tensor);
         let (segment, packed) = self.segment(&leaf.tensor).ok_or_else(missing)?;
-        moec_cpu::unpack(segment, packed, lead, rows, cols, out)?;
+        moec_cpu::unpack(segment, packed, matrix, rows, cols, out)?;
         Ok(())
     }
 }
@@ -93,7 +93,7 @@ impl Source for Beside<'_> {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
@@ -101,9 +101,9 @@ impl Source for Beside<'_> {
         match weight_of(&leaf.tensor) {
             Some(weight) => {
                 let leaf = Leaf { tensor: weight.to_owned(), ..leaf.clone() };
-                self.packed.read(&leaf, lead, rows, cols, out)
+                self.packed.read(&leaf, matrix, rows, cols, out)
             }
-            None => self.checkpoint.read(leaf, lead, rows, cols, out),
+            None => self.checkpoint.read(leaf, matrix, rows, cols, out),
         }
     }
 }
@@ -219,7 +219,7 @@ fn through(expr: &WeightExpr, known: &[(WeightExpr, WeightExpr)]) -> Option<Weig
         WeightExpr::Stack(of) => WeightExpr::Stack(all(of)?),
         WeightExpr::Split { heads, of } => WeightExpr::Split { heads: *heads, of: one(of)? },
         WeightExpr::Join(of) => WeightExpr::Join(one(of)?),
-        WeightExpr::ScaleLead { of, by } => WeightExpr::ScaleLead { of: one(of)?, by: one(by)? },
+        WeightExpr::ScaleMatrices { of, by } => WeightExpr::ScaleMatrices { of: one(of)?, by: one(by)? },
         WeightExpr::Repeat { each, of } => WeightExpr::Repeat { each: *each, of: one(of)? },
         WeightExpr::Map { map, of } => WeightExpr::Map { map: *map, of: one(of)? },
         WeightExpr::Arrange { order, of } => WeightExpr::Arrange { order: order.clone(), of: one(of)? },

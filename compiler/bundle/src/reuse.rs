@@ -21,7 +21,7 @@ use moec_base::hashing::{hex, sha256};
 use moec_import::Checkpoint;
 use moec_ir::Weight;
 use moec_ir::plan::Segment;
-use moec_runtime::offload::flash::checksum;
+use moec_runtime::offload::disk::checksum;
 use moec_runtime::platform::regular::{self, Limit};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -65,7 +65,7 @@ pub(crate) struct Matrix {
     /// Key of its weight.
     pub(crate) weight: String,
     /// Index of the weight's matrix.
-    pub(crate) lead: usize,
+    pub(crate) matrix: usize,
     /// First byte.
     pub(crate) offset: u64,
     /// CRC-32C of its blocks.
@@ -73,7 +73,7 @@ pub(crate) struct Matrix {
 }
 
 /// A matrix that an earlier bundle has.
-struct Place {
+struct ReusableMatrix {
     file: Arc<File>,
     offset: u64,
     blocks: Vec<u32>,
@@ -89,12 +89,12 @@ pub struct Reuse {
     origin: String,
     /// Further prefix of keys of grouped formats.
     rounding: String,
-    known: HashMap<(String, usize), Place>,
+    known: HashMap<(String, usize), ReusableMatrix>,
 }
 
 impl Reuse {
     /// Reusable parts of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does. `None`: there is no
-    /// cache folder, or the checkpoint cannot be told from another.
+    /// cache folder, or the checkpoint cannot be distinguished from another.
     pub(crate) fn of(checkpoint: &Checkpoint, rounding: Option<&str>) -> Option<Self> {
         let stamp = stamp(checkpoint)?;
         let moec = std::env::current_exe().and_then(fs::metadata).ok()?;
@@ -133,9 +133,9 @@ impl Reuse {
         for (path, packed) in note.files {
             let Ok(file) = regular::open(&note.bundle.join(path)) else { continue };
             let file = Arc::new(file);
-            for Matrix { weight, lead, offset, blocks } in packed.matrices {
-                let place = || Place { file: Arc::clone(&file), offset, blocks };
-                self.known.entry((weight, lead)).or_insert_with(place);
+            for Matrix { weight, matrix, offset, blocks } in packed.matrices {
+                let place = || ReusableMatrix { file: Arc::clone(&file), offset, blocks };
+                self.known.entry((weight, matrix)).or_insert_with(place);
             }
         }
     }

@@ -5,9 +5,9 @@
 
 use super::toolchain::{MAC_SCRIPT, deployment_target};
 use include_dir::{Dir, include_dir};
+use moec_backend::{Runner, RunnerCrate};
 use moec_base::error::{Error, Result, io_error};
 use moec_cpu::SourceFile;
-use moec_family::{Runner, RunnerCrate};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -154,7 +154,7 @@ fn root_manifest(more: Option<&'static Runner>) -> Result<String> {
     let mut dependencies = Table::new();
     for RunnerCrate { manifest, .. } in crates(more) {
         let manifest = parse(manifest)?;
-        // Some are asked for on one system only (`[target.'cfg(…)'.dependencies]`).
+        // Some are requested on one system only (`[target.'cfg(…)'.dependencies]`).
         let targets = table(&manifest, "target");
         let of_targets = targets.values().filter_map(Value::as_table);
         for part in of_targets.chain([&manifest]) {
@@ -221,12 +221,12 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::super::toolchain::cargo;
     use super::*;
-    use moec_targets::families::FAMILIES;
+    use moec_targets::backends::BACKENDS;
     use std::process::Command;
 
     /// Libraries of the runners besides the runtime.
     fn runners() -> impl Iterator<Item = Option<&'static Runner>> {
-        [None].into_iter().chain(FAMILIES.iter().filter_map(|family| family.runner()).map(Some))
+        [None].into_iter().chain(BACKENDS.iter().filter_map(|backend| backend.runner()).map(Some))
     }
 
     /// Path of a runner's lock file: beside the crate that brings its units.

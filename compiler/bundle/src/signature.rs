@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Signer of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Signed {
-    /// Sixteen digits that tell keys apart, as minisign shows them.
+    /// Sixteen digits that distinguish keys, as minisign shows them.
     pub key_id: String,
     /// Comment of the signer, covered by the signature.
     pub comment: String,
@@ -58,7 +58,7 @@ pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
     let Some((signature, key_id)) = read(&bundle.folder)? else {
         return Err(Error::input(format!("`{shown}` is not signed"))
             .because(format!("there is no `{SIGNATURE}` in it"))
-            .hint("ask for the signature where the bundle comes from; `moec sign` makes one"));
+            .hint("get the signature from the source of the bundle; `moec sign` makes one"));
     };
     match public.verify(&bundle.manifest_bytes, &signature, false) {
         Ok(()) => Ok(Signed { key_id, comment: signature.trusted_comment().to_owned(), checked: true }),

@@ -1,17 +1,17 @@
-//! Two folders change places: in one step where the system has it.
+//! Two folders change places: in one step where the operating system has it.
 //!
-//! The only `unsafe` of this file asks the system to exchange two names. Tests can end the process at every step of a
+//! The only `unsafe` of this file asks the operating system to exchange two names. Tests can end the process at every step of a
 //! replacement, and choose the way without that system call; what ships cannot.
 
 use std::io;
 use std::path::Path;
 
 /// Steps of a replacement after which a test can end the process (`MOEC_DIE_AFTER`), in their order. Of the steps that
-/// exchange names, `exchange` is taken where the system can, `take` and `place` where it cannot.
+/// exchange names, `exchange` is taken where the operating system can, `take` and `place` where it cannot.
 pub const STEPS: [&str; 11] =
     ["folder", "lock", "write", "sync", "exchange", "take", "place", "file", "remove", "unlock", "tidy"];
 
-/// Ends the process here, without a word and without tidying up, if a test asks for it.
+/// Ends the process here, without a word and without tidying up, if a test requests it.
 #[cfg(debug_assertions)]
 pub(super) fn reached(step: &str) {
     debug_assert!(STEPS.contains(&step), "`{step}` is not a step");
@@ -32,7 +32,7 @@ fn by_renames() -> bool {
 /// Exchanges what two paths name, at once. `Ok(false)`: this system or file system has no such step, and nothing happened.
 ///
 /// # Errors
-/// What the system refuses; nothing happened then.
+/// What the operating system refuses; nothing happened then.
 pub(super) fn exchange(a: &Path, b: &Path) -> io::Result<bool> {
     if by_renames() {
         return Ok(false);

@@ -21,11 +21,11 @@ pub const RUST: (u32, u32) = (1, 95);
 /// Tools that link `run` for a system on a machine of another kind, and execute it there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cross {
-    /// Rust's name of the system, which is LLVM's, too.
+    /// Rust's name of the operating system, which is LLVM's, too.
     pub triple: &'static str,
-    /// The linker: a C compiler for the system.
+    /// The linker: a C compiler for the operating system.
     pub linker: &'static str,
-    /// Flags of rustc. Linked without the system's libraries, `run` starts under any kernel of the kind; what loads libraries itself
+    /// Flags of rustc. Linked without the operating system's libraries, `run` starts under any kernel of the kind; what loads libraries itself
     /// goes without these flags.
     pub flags: &'static [&'static str],
     /// Command that runs its programs on other machines.
@@ -166,11 +166,11 @@ pub enum Missing {
     Rust,
     /// Programs for Apple's systems are linked there: Apple's libraries are not elsewhere.
     Mac(String),
-    /// No row of [`CROSS`] links for the system.
+    /// No row of [`CROSS`] links for the operating system.
     System(String),
-    /// There is no linker for the system.
+    /// There is no linker for the operating system.
     Linker(&'static Cross),
-    /// No rustc of this machine has the system's standard library.
+    /// No rustc of this machine has the operating system's standard library.
     Std(&'static Cross),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `.NAME.partial-ID` holds a file `lock`, which its build keeps locked for as long as it lives, the bundle that is being
 //! written (`bundle`), and for a moment the one that it replaces: under the same name once the two were exchanged, or as
-//! `replaced` where the system renames twice. A process that can take the lock knows that the build is dead, even if another has its process
+//! `replaced` where the operating system renames twice. A process that can take the lock knows that the build is dead, even if another has its process
 //! id by now. The next build of that name removes what is left; one that finds no bundle at all puts `replaced` back first.
 
 use super::destination::{self, Standing, gone};
@@ -113,7 +113,7 @@ fn discard(folder: &Path) -> io::Result<Vec<String>> {
 /// was one.
 ///
 /// # Errors
-/// A rename that the system refuses.
+/// A rename that the operating system refuses.
 pub fn recover(destination: &Path) -> Result<Option<String>> {
     let destination = &destination::plain(destination);
     let absent =

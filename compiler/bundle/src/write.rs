@@ -17,7 +17,7 @@ use moec_base::progress::Progress;
 use moec_cpu::WeightImportance;
 use moec_ir::plan::{FileRef, Plan};
 use moec_pipeline::Compiled;
-use moec_targets::families;
+use moec_targets::backends;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ pub fn write(
     let text = serde_json::to_string_pretty(&c.decisions).map_err(|e| Error::bug(e.to_string()))?;
     put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
-    let more = families::runner(&plan)?;
+    let more = backends::runner(&plan)?;
     let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native))
         .map_err(|e| Error::bug("the source of `run` is not written").because(e))?;
     runner::write_sources(&root.join("runner"), &generated, more, sources)?;

@@ -1,11 +1,11 @@
-//! Subcommands that target families bring.
+//! Subcommands that backends bring.
 
 use super::output;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
+use moec_backend::Subcommand as Of;
 use moec_base::Result;
-use moec_family::Subcommand as Of;
-use moec_targets::families::FAMILIES;
+use moec_targets::backends::BACKENDS;
 
 /// One of them, with its options.
 #[derive(Clone, Debug)]
@@ -16,14 +16,14 @@ pub struct Brought {
 
 /// All of them.
 fn all() -> impl Iterator<Item = &'static Of> {
-    FAMILIES.iter().flat_map(|family| family.subcommands())
+    BACKENDS.iter().flat_map(|backend| backend.subcommands())
 }
 
 impl Brought {
     /// Executes it and prints what it gives.
     ///
     /// # Errors
-    /// What the family says.
+    /// What the backend says.
     pub fn run(&self) -> Result<()> {
         output::data(&(self.of.run)(&self.options)?)
     }

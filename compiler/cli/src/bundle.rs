@@ -1,11 +1,11 @@
 //! Output of `moec inspect` on a bundle, and of `moec build --json` on its plan.
 
 use super::{divided, explain, output, packages, paging, trust};
+use moec_backend::UnitSizes;
 use moec_base::paths::is_inside;
 use moec_base::{Result, human};
 use moec_bundle::manifest::ProfileEntry;
 use moec_bundle::read::Bundle;
-use moec_family::UnitSizes;
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
 use moec_passes::decisions::By;
@@ -99,7 +99,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         rows.push(row("big-little", what));
     }
-    if let Some(percent) = plan.model.silenced {
+    if let Some(percent) = plan.model.thresholded {
         rows.push(row(
             "thresholds",
             format!("{percent:.1} % of the neurons of experts count as 0: an approximation; `moec explain` says what it costs"),
@@ -157,7 +157,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
         "moe_layers": plan.placement.experts.len(),
         "max_context": plan.model.max_context,
         "big_little": plan.model.big_little.map(|b| json!({"experts": b.experts, "gamma": b.gamma()})),
-        "silenced_percent": plan.model.silenced,
+        "thresholded_percent": plan.model.thresholded,
         "entries": plan.entries.iter().map(|e| json!({
             "entry": e.kind.to_string(),
             "steps": e.steps.len(),

@@ -4,7 +4,7 @@
 use super::output;
 use moec_base::error::{Error, Result};
 use moec_profile::Profile;
-use moec_sim::cache::{Choice, Pin, Reason, Row, Tally, Trace, choose};
+use moec_sim::cache::{CacheCounters, Choice, Pin, Reason, Row, Trace, choose};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;
@@ -59,8 +59,8 @@ fn sizes(trace: &Trace, shares: &[Share]) -> Result<Vec<Sized>> {
     shares.iter().map(sized).collect()
 }
 
-fn percent(tally: Tally) -> String {
-    format!("{:.1} %", 100.0 * tally.hit_rate())
+fn percent(counters: CacheCounters) -> String {
+    format!("{:.1} %", 100.0 * counters.hit_rate())
 }
 
 /// Hit rates by policy and size, then what was chosen and why.
@@ -80,10 +80,10 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
     for i in 0..policies {
         let best = |s: &Sized| s.choice.best_of_each()[i].clone();
         let name = best(&sized[0]).setting.info().name;
-        rows.push(row(name, &|s| percent(best(s).tally)));
+        rows.push(row(name, &|s| percent(best(s).counters)));
     }
     rows.push(row("best with pins", &|s| {
-        s.choice.best_pinned().map_or("-".to_owned(), |r| percent(r.tally))
+        s.choice.best_pinned().map_or("-".to_owned(), |r| percent(r.counters))
     }));
     rows.push(row("Belady (bound)", &|s| percent(s.choice.optimum)));
     out += &output::table(&rows);
@@ -122,10 +122,10 @@ fn why(choice: &Choice) -> String {
 }
 
 fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
-    let tally = |t: Tally| json!({"hits": t.hits, "misses": t.misses, "hit_rate": t.hit_rate()});
+    let counters = |t: CacheCounters| json!({"hits": t.hits, "misses": t.misses, "hit_rate": t.hit_rate()});
     let size = |s: &Sized| {
         let row = |r: &Row| {
-            let mut value = tally(r.tally);
+            let mut value = counters(r.counters);
             value["setting"] = r.setting.to_string().into();
             value["policy"] = r.setting.info().name.into();
             value["pinned_percent"] = r.pinned.into();
@@ -138,11 +138,11 @@ fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
             "pinned_percent": s.choice.chosen.pinned,
             "pinned": s.choice.pinned.len(),
             "beats_lru": s.choice.reason == Reason::BeatsLru,
-            "chosen_hit_rate": s.choice.chosen.tally.hit_rate(),
-            "held_out": tally(s.choice.held_out),
-            "held_out_unpinned": tally(s.choice.held_out_unpinned),
-            "held_out_lru": tally(s.choice.held_out_lru),
-            "bound": tally(s.choice.optimum),
+            "chosen_hit_rate": s.choice.chosen.counters.hit_rate(),
+            "held_out": counters(s.choice.held_out),
+            "held_out_unpinned": counters(s.choice.held_out_unpinned),
+            "held_out_lru": counters(s.choice.held_out_lru),
+            "bound": counters(s.choice.optimum),
             "settings": s.choice.rows.iter().map(row).collect::<Vec<_>>(),
             "pinned_settings": s.choice.pinned_rows.iter().map(row).collect::<Vec<_>>(),
         })

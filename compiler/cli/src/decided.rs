@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 /// Alternatives that a table shows, and those that were taken.
 const SHOWN: usize = 8;
 
-/// All of them, or those of one layer. What was decided in several layers alike is told once, with the range of its figures.
+/// All of them, or those of one layer. What was decided in several layers alike is reported once, with the range of its figures.
 pub(super) fn shown(all: &[Decision], layer: Option<u32>) -> String {
     let mut subjects: Vec<Vec<&Decision>> = Vec::new();
     for d in all.iter().filter(|d| layer.is_none() || layer == d.layer) {
@@ -40,8 +40,8 @@ fn subject(of: &[&Decision]) -> String {
         let _ = writeln!(text, "  {}{}: {}", same[0].chosen, wherever(same), same[0].reason);
         let figures = ranges(same.iter().map(|d| &d.figures));
         if !figures.is_empty() {
-            let told: Vec<_> = figures.iter().map(|f| format!("{} {}", f.title(), f.told())).collect();
-            let _ = writeln!(text, "    {}", told.join(", "));
+            let listed: Vec<_> = figures.iter().map(|f| format!("{} {}", f.title(), f.text())).collect();
+            let _ = writeln!(text, "    {}", listed.join(", "));
         }
     }
     text + &alternatives(of)
@@ -77,7 +77,7 @@ fn alternatives(of: &[&Decision]) -> String {
         }
         let figures = ranges(own().map(|(a, _)| &a.figures));
         let cell = |title: &Range| {
-            figures.iter().find(|f| f.name == title.name).map_or_else(String::new, Range::told)
+            figures.iter().find(|f| f.name == title.name).map_or_else(String::new, Range::text)
         };
         let mark = match taken {
             0 => String::new(),
@@ -146,9 +146,9 @@ impl Range<'_> {
     }
 
     /// The number, or the least and the largest.
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let plain = |x: f64| if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{x:.4}") };
-        let one = |x: f64| self.unit().map_or_else(|| plain(x), |(_, told)| told(x));
+        let one = |x: f64| self.unit().map_or_else(|| plain(x), |(_, print)| print(x));
         let (least, most) = (one(self.least), one(self.most));
         if least == most { least } else { format!("{least} to {most}") }
     }
@@ -161,7 +161,7 @@ mod tests {
     fn predictor(layer: u32, chosen: &str, found: f64) -> Decision {
         Decision::new("cluster", "predictors of neurons", chosen, "reads less than gates")
             .in_layer(layer)
-            .with(&[("awake_share", 0.25)])
+            .with(&[("active_share", 0.25)])
             .or("off", &[("found_share", 1.0), ("token_bytes", 4096.0)])
             .or("coarse", &[("found_share", found), ("token_bytes", 1024.0)])
     }
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_subject_is_told_once_for_all_layers_and_by_itself_for_one() {
         let all = [
-            Decision::new("reside", "attention", "cpu", "simulated")
+            Decision::new("assign_residency", "attention", "cpu", "simulated")
                 .or("npu", &[("request_ms", 2.0)])
                 .or("cpu", &[("request_ms", 1.0)]),
             predictor(0, "coarse", 0.99),

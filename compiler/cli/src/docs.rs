@@ -53,7 +53,7 @@ fn command_line() -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
     let mut out = String::from(
-        "# Command line\n\nWhat `moec VERB --help` prints.\n\n\
+        "# Command line\n\nWhat `moec SUBCOMMAND --help` prints.\n\n\
          Exit codes, of `moec` and of a bundle's `run`:\n\n\
          | code | when |\n|---|---|\n\
          | 0 | it worked |\n\
@@ -64,9 +64,9 @@ fn command_line() -> String {
          `--json` prints one JSON value to stdout; every subcommand has it that prints a result.\n",
     );
     let _ = write!(out, "\n```text\n{}\n```\n", trimmed(&mut command));
-    for verb in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
-        let help = trimmed(verb);
-        let _ = write!(out, "\n## moec {}\n\n```text\n{help}\n```\n", verb.get_name());
+    for subcommand in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
+        let help = trimmed(subcommand);
+        let _ = write!(out, "\n## moec {}\n\n```text\n{help}\n```\n", subcommand.get_name());
     }
     out
 }
@@ -120,7 +120,7 @@ fn targets() -> Result<String> {
          per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
          command that installs it. Without them a bundle has all but `run`, and its folder `runner`, which has the\n\
          runtime's sources, builds with cargo on the machine that it is for (for this machine's kind: `--with-sources`). Cross-linked programs are static: they need no library of the system that\n\
-         they run on. Those that load a library of the device themselves are linked with the system's.\n\n\
+         they run on. Those that load a library of the device themselves are linked with the operating system's.\n\n\
          Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
          makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
          | system | linker | it is of | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
@@ -144,7 +144,7 @@ fn static_targets(out: &mut String) -> Result<()> {
     out.push_str(
         "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
          figure, stands in the device's file (`moec targets NAME`). Groups of experts that live on\n\
-         such a unit become packages; `--stop-after reside --print-after reside` shows what is decided.\n\n\
+         such a unit become packages; `--stop-after assign_residency --print-after assign_residency` shows what is decided.\n\n\
          | device | unit | bytes of a graph, at most | launch and wait | runs in another form | never runs |\n|---|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {
@@ -221,7 +221,7 @@ const LIMITS: &str = "
 
 - **Mistral Small 4, Llama 4, Step 3.7** and others that also see are read as models of text: tensors of vision are skipped, and the build says so.
 - **Llama 4:** one expert per token. Attention over chunks and queries that grow with their positions are computed by CPUs and GPUs; a graph of an
-  NPU has neither, and a placement that asks for one is refused by name.
+  NPU has neither, and a placement that requests one is refused by name.
 - **Step 3.5 and 3.7:** no instruction of NDP DIMMs bounds a network after its activation; the experts stay on the CPU. Layers that predict several
   tokens at once are skipped.
 - **LongCat-Flash:** a layer of the checkpoint is two here. Some experts compute nothing, so that all of them stay on the CPU and in RAM, and
@@ -251,7 +251,7 @@ Numbers are those that the tool of the layout gives when it dequantises to f32, 
 compute in 16 bits round each product once more. Weights alone are quantised here: scales of activations and caches are not used, and a
 build says so. INT4 and INT8 of compressed-tensors without zero points, in groups of 32 input channels or a multiple, are stored as `q4h` and
 `q8h` without rounding where their scales are numbers of f16; so are AWQ and GPTQ where all codes less their zero points are in −8 … 7 or
-−128 … 127. MXFP4 is `mxfp4`. Everything else is decoded, and rounded to the format that is asked for. Other methods, sparsity
+−128 … 127. MXFP4 is `mxfp4`. Everything else is decoded, and rounded to the format that is requested. Other methods, sparsity
 (`sparsity_config`), rotations (`transform_config`), bits that differ by module (`dynamic`) and other versions are refused by name.
 ";
 
@@ -273,5 +273,5 @@ projections.
 - **ProSparse-Llama:** Llama with `g · u` where `g ≥ hidden_act_param`, else 0 (FATReLU). `shiftrelu` is refused.
 
 Bamboo and ProSparse-Llama have no experts: what a `model.toml` says of experts is refused where it would have to mean
-something, as `big_little` is, and their networks count as attention for formats and homes.
+something, as `big_little` is, and their networks count as attention for formats and placement.
 ";

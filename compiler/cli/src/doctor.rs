@@ -6,7 +6,7 @@ use moec_base::{Result, disk, human, tools};
 use moec_bundle::link;
 use moec_bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
 use moec_device::{BUILT_IN, Device, is_host};
-use moec_targets::families::FAMILIES;
+use moec_targets::backends::BACKENDS;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -45,16 +45,16 @@ impl Status {
 }
 
 /// A check: its result, what was found, and what to do.
-struct Found(Status, String, String);
+struct CheckResult(Status, String, String);
 
-impl Found {
+impl CheckResult {
     fn new(status: Status, what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self(status, what.into(), hint.into())
     }
 }
 
 /// A check.
-type Check = (&'static str, fn() -> Found);
+type Check = (&'static str, fn() -> CheckResult);
 
 /// Every check.
 const CHECKS: &[Check] = &[
@@ -62,10 +62,10 @@ const CHECKS: &[Check] = &[
         let carries = if link::is_prebuilt() { "with" } else { "without" };
         let what =
             format!("version {}, {carries} a precompiled runtime for `run`", env!("CARGO_PKG_VERSION"));
-        Found::new(Status::Ok, what, "")
+        CheckResult::new(Status::Ok, what, "")
     }),
-    ("llvm", || Found::new(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
-    ("processor", processor),
+    ("llvm", || CheckResult::new(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
+    ("cpu", cpu),
     ("rustc", || rust("RUSTC", "rustc")),
     ("cargo", || rust("CARGO", "cargo")),
     ("linker", linker),
@@ -79,14 +79,14 @@ const CHECKS: &[Check] = &[
 /// Stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
-    found.extend(families());
+    found.extend(backends());
     found.extend((!cfg!(target_os = "macos")).then(|| (MAC, mac())));
     found.extend(CROSS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
-    let ok = found.iter().all(|(_, Found(status, ..))| *status != Status::Fail);
+    let ok = found.iter().all(|(_, CheckResult(status, ..))| *status != Status::Fail);
     if args.json {
         let checks: Vec<_> = found
             .iter()
-            .map(|(name, Found(status, what, hint))| {
+            .map(|(name, CheckResult(status, what, hint))| {
                 json!({"name": name, "status": status.name(), "found": what, "hint": (!hint.is_empty()).then_some(hint)})
             })
             .collect();
@@ -94,12 +94,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     } else {
         let rows: Vec<_> = found
             .iter()
-            .map(|(name, Found(status, what, _))| {
+            .map(|(name, CheckResult(status, what, _))| {
                 vec![(*name).to_owned(), status.name().into(), what.clone()]
             })
             .collect();
         let mut text = output::table(&rows);
-        for (name, Found(status, _, hint)) in &found {
+        for (name, CheckResult(status, _, hint)) in &found {
             if *status != Status::Ok {
                 text.extend(["\n", name, ": ", hint]);
             }
@@ -110,14 +110,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Targets that this CPU runs.
-fn processor() -> Found {
+fn cpu() -> CheckResult {
     let here: Vec<_> = BUILT_IN
         .iter()
         .filter_map(|(name, _)| Device::find(name).ok())
         .filter(|d| targets::runs_here(d).unwrap_or(false))
         .map(|d| d.name)
         .collect();
-    Found::new(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
+    CheckResult::new(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
 }
 
 /// First line of what a tool says to `--version`.
@@ -127,7 +127,7 @@ fn version(tool: &str) -> Option<String> {
 }
 
 /// `rustc` or `cargo`, of the version that `run` needs.
-fn rust(variable: &str, tool: &str) -> Found {
+fn rust(variable: &str, tool: &str) -> CheckResult {
     let hint = if link::is_prebuilt() {
         "only for other machines' `run` and for `--run-from-source`: Rust 1.95 or later (https://rustup.rs)"
     } else {
@@ -135,30 +135,30 @@ fn rust(variable: &str, tool: &str) -> Found {
     };
     let tool = std::env::var(variable).unwrap_or_else(|_| tool.to_owned());
     let Some(line) = version(&tool) else {
-        return Found::new(Status::Warn, format!("`{tool}` not found"), hint);
+        return CheckResult::new(Status::Warn, format!("`{tool}` not found"), hint);
     };
     let status = if parsed(&line).is_some_and(|v| v >= RUST) { Status::Ok } else { Status::Warn };
-    Found::new(status, line, hint)
+    CheckResult::new(status, line, hint)
 }
 
 /// The C compiler that links `run`, for moec or for rustc.
-fn linker() -> Found {
+fn linker() -> CheckResult {
     let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` needs none";
     match version("cc") {
-        Some(line) => Found::new(Status::Ok, format!("cc: {line}"), hint),
-        None => Found::new(Status::Warn, "`cc` not found", hint),
+        Some(line) => CheckResult::new(Status::Ok, format!("cc: {line}"), hint),
+        None => CheckResult::new(Status::Warn, "`cc` not found", hint),
     }
 }
 
 /// Tools that link `run` for machines of another kind.
-fn cross(to: &Cross) -> Found {
+fn cross(to: &Cross) -> CheckResult {
     match Toolchain::find(to.triple) {
         Ok(tools) => {
             let rustc = tools.version.lines().next().unwrap_or_default();
             let emulator = to.emulator.join(" ");
             let runs =
                 if to.emulated() { format!("`{emulator}` runs it") } else { "nothing here runs it".into() };
-            Found::new(
+            CheckResult::new(
                 Status::Ok,
                 format!("`run` is linked with {}, {rustc}; {runs}", to.linker),
                 to.install(),
@@ -166,28 +166,28 @@ fn cross(to: &Cross) -> Found {
         }
         Err(missing) => {
             let hint = format!("to link `run` for this target: {}", missing.hint());
-            Found::new(Status::Warn, missing.to_string(), hint)
+            CheckResult::new(Status::Warn, missing.to_string(), hint)
         }
     }
 }
 
 /// Requirements of the backends. Without them moec builds for every other target.
-fn families() -> Vec<(&'static str, Found)> {
+fn backends() -> Vec<(&'static str, CheckResult)> {
     let Ok(cache) = cache_dir::path() else {
         let hint = "set `MOEC_CACHE` to one";
-        return vec![("families", Found::new(Status::Warn, "there is no cache folder", hint))];
+        return vec![("backends", CheckResult::new(Status::Warn, "there is no cache folder", hint))];
     };
     let mut found = Vec::new();
-    for family in FAMILIES {
-        let has = |d: &Device| d.units.iter().any(|u| d.family_of(u) == family.name());
+    for backend in BACKENDS {
+        let has = |d: &Device| d.units.iter().any(|u| d.backend_of(u) == backend.name());
         let targets: Vec<&str> = BUILT_IN
             .iter()
             .map(|(name, _)| *name)
             .filter(|name| Device::find(name).is_ok_and(|d| has(&d)))
             .collect();
-        for row in family.doctor(tools::beside(&cache), &targets) {
+        for row in backend.doctor(tools::beside(&cache), &targets) {
             let status = if row.works { Status::Ok } else { Status::Warn };
-            found.push((row.name, Found::new(status, row.found, row.hint)));
+            found.push((row.name, CheckResult::new(status, row.found, row.hint)));
         }
     }
     found
@@ -197,36 +197,42 @@ fn families() -> Vec<(&'static str, Found)> {
 const MAC: &str = "aarch64-apple-darwin";
 
 /// Tools for Macs on other machines.
-fn mac() -> Found {
+fn mac() -> CheckResult {
     let checks = if has_std(&own_rustc(), MAC) {
         "rustc here has its standard library, so `cargo xtask check-apple` type-checks for it"
     } else {
         "`cargo xtask check-apple` gets what type-checks for it"
     };
-    Found::new(Status::Ok, format!("`run` is linked on a Mac, by the bundle's `{MAC_SCRIPT}`; {checks}"), "")
+    CheckResult::new(
+        Status::Ok,
+        format!("`run` is linked on a Mac, by the bundle's `{MAC_SCRIPT}`; {checks}"),
+        "",
+    )
 }
 
 /// The cache folder: for what is compiled for other machines, tuned, calibrated or compared.
-fn cache_folder() -> Found {
+fn cache_folder() -> CheckResult {
     let hint = "set `MOEC_CACHE` to a folder that you can write; `--tune`, calibration and `run` for other machines need it";
     let Ok(folder) = cache_dir::path() else {
-        return Found::new(Status::Fail, "there is no cache folder", hint);
+        return CheckResult::new(Status::Fail, "there is no cache folder", hint);
     };
     match cache_dir::probe(&folder) {
-        Ok(()) => Found::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
-        Err(e) => Found::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
+        Ok(()) => CheckResult::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
+        Err(e) => {
+            CheckResult::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint)
+        }
     }
 }
 
 /// Free space where bundles go: the folder that the user stands in.
-fn space() -> Found {
+fn space() -> CheckResult {
     let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     let hint = "a bundle takes about as much as its weights; `moec init` estimates it";
     match disk::free_bytes(&here) {
-        None => Found::new(Status::Warn, "free space is not known", hint),
+        None => CheckResult::new(Status::Warn, "free space is not known", hint),
         Some(n) if n < LITTLE_SPACE => {
-            Found::new(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
+            CheckResult::new(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
         }
-        Some(n) => Found::new(Status::Ok, format!("{} free here", human::bytes(n)), hint),
+        Some(n) => CheckResult::new(Status::Ok, format!("{} free here", human::bytes(n)), hint),
     }
 }

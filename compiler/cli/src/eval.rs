@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Measure a bundle's quality: perplexity, exact match
 ///
-/// What this machine lacks is emulated, as by `moec verify`, and a warning says so: instructions, units beside the CPU, another
+/// What this machine lacks is emulated, as by `moec verify`, and a warning says so: instructions, accelerators, another
 /// architecture. Results are the same, only slower.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]

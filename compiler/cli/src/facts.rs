@@ -65,7 +65,7 @@ fn parameters(w: &WeightExpr) -> u64 {
     match w {
         WeightExpr::Const(_) => 0,
         WeightExpr::Repeat { of, .. } => parameters(of),
-        WeightExpr::ScaleCols { of, by } | WeightExpr::ScaleLead { of, by } => {
+        WeightExpr::ScaleCols { of, by } | WeightExpr::ScaleMatrices { of, by } => {
             parameters(of) + parameters(by)
         }
         WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().map(parameters).sum(),

@@ -2,7 +2,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::loads::{capacities, chunk_imbalance, few, list, own, uniform};
-use super::neurons::{Seen, seen};
+use super::neurons::{NeuronFigures, seen};
 use moec_profile::Profile;
 use moec_profile::importance::ENOUGH;
 use moec_profile::loads::{Account, Loads};
@@ -163,10 +163,10 @@ fn load_map(out: &mut String, profile: &Profile) {
 }
 
 /// Layer × slice of the neurons, from hot to cold: how often they are active, a map for each size of the batch.
-fn neuron_maps(out: &mut String, all: &[Seen]) {
+fn neuron_maps(out: &mut String, all: &[NeuronFigures]) {
     let batches = all.iter().map(|s| s.batch).max().unwrap_or(0);
     for batch in 1..=batches {
-        let of: Vec<&Seen> = all.iter().filter(|s| s.batch == batch).collect();
+        let of: Vec<&NeuronFigures> = all.iter().filter(|s| s.batch == batch).collect();
         let rows: Vec<_> = of
             .iter()
             .map(|s| {

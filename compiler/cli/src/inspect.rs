@@ -11,14 +11,14 @@ use moec_import::{ImportOptions, ModelSpec, containers};
 use moec_ir::Format;
 use moec_ir::state::snapshots;
 use moec_runtime::platform::regular;
-use moec_targets::families;
+use moec_targets::backends;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Show details of a model.toml, checkpoint, profile or bundle
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or command streams of one (`.streams`)
+    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or NDP command streams of one (`.streams`)
     pub path: PathBuf,
     #[command(flatten)]
     profile: trace::Args,
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !path.exists() && path.extension().is_none_or(|e| e != "toml") {
         return Err(Error::input(format!("there is no `{shown}`")).hint(
             "`moec inspect` takes a bundle, a checkpoint (a folder or a GGUF file), a `model.toml`, a profile (`.trace`), or NDP \
-             command streams of a bundle (`.streams`)",
+             NDP command streams of a bundle (`.streams`)",
         ));
     }
     if path.join(MANIFEST).is_file() {
@@ -82,13 +82,13 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The command streams of a layer, as text.
+/// The NDP command streams of a layer, as text.
 fn streams(args: &Args) -> Result<()> {
     let shown = args.path.display();
     let bytes = regular::read(&args.path, regular::STREAMS)
         .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
-    let text = families::print_streams(&bytes).map_err(|why| {
-        Error::input(format!("`{shown}` is not a file of command streams"))
+    let text = backends::print_command_streams(&bytes).map_err(|why| {
+        Error::input(format!("`{shown}` is not a file of NDP command streams"))
             .because(why)
             .hint("a bundle has them below `artifacts`, for units whose memory computes")
     })?;
@@ -181,7 +181,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         let threads = config.memory.threads.map_or(String::new(), |n| format!(", {n} threads"));
         rows.push(row(
             "budget",
-            format!("{}{threads}; experts that do not fit stay on flash", human::bytes(budget)),
+            format!("{}{threads}; experts that do not fit stay on disk", human::bytes(budget)),
         ));
     }
     print(args, &value, rows)

@@ -67,7 +67,7 @@ pub struct Cli {
     #[command(flatten)]
     global: Global,
     #[command(subcommand)]
-    verb: Verb,
+    command: Commands,
 }
 
 /// Options of every subcommand.
@@ -87,7 +87,7 @@ struct Global {
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Commands {
     Init(init::Args),
     Calibrate(calibrate::Args),
     Fit(fit::Args),
@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
         }
     };
     // A worker ends with the process that started it.
-    if !matches!(cli.verb, Verb::Worker(_) | Verb::BoundedWorker) {
+    if !matches!(cli.command, Commands::Worker(_) | Commands::BoundedWorker) {
         interrupt::install();
     }
     match cli.global.color {
@@ -143,7 +143,7 @@ pub fn main() -> ExitCode {
         ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
     }
     let progress = Progress::new(cli.global.quiet, cli.global.verbose);
-    match cli.verb.run(&progress) {
+    match cli.command.run(&progress) {
         Ok(code) => code,
         Err(error) => {
             // Whatever failed after a signal failed of it.
@@ -155,7 +155,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-impl Verb {
+impl Commands {
     fn run(&self, progress: &Progress) -> Result<ExitCode> {
         match self {
             Self::Init(args) => init::run(args, progress),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const QUANTILES: [f64; 4] = [0.5, 0.9, 0.99, 1.0];
 /// Capacities that are shown in a terminal, at most.
 const CAPACITIES: usize = 12;
-/// Numbers of experts that are compared unless told otherwise (NPUMoE, §5.8).
+/// Numbers of experts that are compared by default (NPUMoE, §5.8).
 const USUAL: [u32; 2] = [4, 8];
 /// Pairs of experts that are shown per layer.
 const PAIRS: usize = 3;

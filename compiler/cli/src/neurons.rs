@@ -16,10 +16,10 @@ const HOT: f64 = 0.75;
 const BOUNDS: [f64; 6] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9];
 
 /// Shares of the gates after SiLU whose bounds are shown.
-const SILENCED: [f64; 6] = [0.1, 0.3, 0.5, 0.7, 0.9, 0.95];
+const INACTIVE: [f64; 6] = [0.1, 0.3, 0.5, 0.7, 0.9, 0.95];
 
 /// Figures of a network's neurons at a level and a size of the batch.
-pub(super) struct Seen {
+pub(super) struct NeuronFigures {
     /// Layer.
     pub(super) layer: u32,
     /// Down matrix.
@@ -34,7 +34,7 @@ pub(super) struct Seen {
     frequencies: Vec<f64>,
 }
 
-impl Seen {
+impl NeuronFigures {
     /// Mean frequencies of [`SLICES`] slices of the neurons, fewer where there are fewer neurons.
     pub(super) fn slices(&self) -> Vec<f64> {
         let n = self.frequencies.len();
@@ -51,13 +51,13 @@ impl Seen {
 }
 
 /// All that was counted: network by network, level by level, batch by batch.
-pub(super) fn seen(profile: &Profile) -> Vec<Seen> {
+pub(super) fn seen(profile: &Profile) -> Vec<NeuronFigures> {
     profile.neurons.iter().flat_map(|c| (0..c.levels.len()).flat_map(move |l| of_level(c, l))).collect()
 }
 
-fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = Seen> {
+fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = NeuronFigures> {
     (1..=counts.batches()).filter_map(move |batch| {
-        Some(Seen {
+        Some(NeuronFigures {
             layer: counts.layer,
             weight: counts.weight.clone(),
             threshold: counts.levels[level].threshold,
@@ -117,11 +117,11 @@ pub(super) fn gates(profile: &Profile) -> String {
     if known.is_empty() {
         return String::new();
     }
-    let head = SILENCED.map(|s| format!("{:.0} % below", 100.0 * s));
+    let head = INACTIVE.map(|s| format!("{:.0} % below", 100.0 * s));
     let mut rows: Vec<Vec<String>> =
         vec![std::iter::once("|silu(gate)| of".to_owned()).chain(head).collect()];
     rows.extend(known.iter().map(|g| -> Vec<String> {
-        let bounds = SILENCED.map(|s| format!("{:.4}", g.quantile(s)));
+        let bounds = INACTIVE.map(|s| format!("{:.4}", g.quantile(s)));
         std::iter::once(g.weight.clone()).chain(bounds).collect()
     }));
     format!("\n{}", output::table(&rows))
@@ -130,7 +130,7 @@ pub(super) fn gates(profile: &Profile) -> String {
 /// The same as JSON.
 pub(super) fn gates_json(profile: &Profile) -> Value {
     let of = |g: &Gates| {
-        let bounds = SILENCED.map(|s| json!({"share": s, "below": g.quantile(s)}));
+        let bounds = INACTIVE.map(|s| json!({"share": s, "below": g.quantile(s)}));
         json!({"layer": g.layer, "weight": g.weight, "counted": g.counted(), "quantiles": bounds})
     };
     profile.gates.iter().map(of).collect()
@@ -138,7 +138,7 @@ pub(super) fn gates_json(profile: &Profile) -> Value {
 
 /// The counts as JSON, network by network.
 pub(super) fn json(profile: &Profile) -> Value {
-    let batch = |s: Seen| {
+    let batch = |s: NeuronFigures| {
         let shares: Vec<f64> = BOUNDS.iter().map(|&b| s.share(b)).collect();
         json!({
             "batch": s.batch,

@@ -1,11 +1,11 @@
-//! Sizes of packages for units beside the CPU, against these units' limits.
+//! Sizes of packages for accelerators, against these units' limits.
 
+use moec_backend::{ArtifactSizes, HotLayer, UnitSizes};
 use moec_base::{Result, human};
 use moec_bundle::read::Bundle;
 use moec_costs::units::Units;
-use moec_family::{ArtifactSizes, HotLayer, UnitSizes};
 
-/// Sizes of the packages of a bundle; `None` where there are none, or their family tells nothing of them.
+/// Sizes of the packages of a bundle; `None` where there are none, or their backend tells nothing of them.
 ///
 /// # Errors
 /// A package that cannot be read.

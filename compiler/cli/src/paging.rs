@@ -1,4 +1,4 @@
-//! Output of `moec explain` and `moec inspect` on experts on flash.
+//! Output of `moec explain` and `moec inspect` on experts on disk.
 
 use moec_base::human;
 use moec_ir::plan::Paging;
@@ -53,7 +53,7 @@ fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
             "{} of {experts} in memory ({}), {} frames for others, {} threads",
             p.frames,
             human::bytes(frames),
-            p.spare,
+            p.staging,
             p.threads
         )
     };
@@ -71,7 +71,7 @@ pub(super) fn value(p: &Paging) -> Value {
         "frame_bytes": p.frame_bytes,
         "neurons_per_frame": p.neurons,
         "frames": p.frames,
-        "spare_frames": p.spare,
+        "staging_frames": p.staging,
         "block_bytes": p.block_bytes,
         "policy": p.policy,
         "pinned": p.pinned.len(),

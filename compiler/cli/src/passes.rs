@@ -21,10 +21,10 @@ pub struct Args {
 /// Stdout cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     if args.json {
-        let row = |p: &Pass| json!({ "name": p.name, "when": p.when.words(), "prints": p.prints.word(), "why": p.why });
+        let row = |p: &Pass| json!({ "name": p.name, "when": p.when.words(), "prints": p.ir_level.word(), "why": p.why });
         return output::json(&json!({ "passes": PIPELINE.iter().map(row).collect::<Vec<_>>() }));
     }
     let head = ["pass", "runs", "prints", "why it stands there"].map(str::to_owned).to_vec();
-    let row = |p: &Pass| [p.name, p.when.words(), p.prints.word(), p.why].map(str::to_owned).to_vec();
+    let row = |p: &Pass| [p.name, p.when.words(), p.ir_level.word(), p.why].map(str::to_owned).to_vec();
     output::data(&output::table(&[vec![head], PIPELINE.iter().map(row).collect()].concat()))
 }

@@ -30,7 +30,7 @@ pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)
     let percent = |n: u64| format!("{:.2} %", 100.0 * n as f64 / active.max(1) as f64);
     let facts = [
         ("tokens per second", format!("{:.2}", s.speed())),
-        ("flash per token", human::bytes(s.bytes_per_token() as u64)),
+        ("disk per token", human::bytes(s.bytes_per_token() as u64)),
         ("neurons in memory", format!("{:.1} %", s.held * 100.0)),
         ("hot neurons", format!("{:.1} %", share(s.hot.iter()) * 100.0)),
         ("of the active, hot", percent(hot)),
@@ -64,7 +64,7 @@ pub(super) fn value(device: &Device, s: &Simulated, networks: Option<(usize, u64
     let mut value = json!({
         "device": device.name, "batch": s.batch, "decode": s.decode, "recorded_tokens": s.recorded, "model": true,
         "tokens_per_s": s.speed(), "wall_s": s.timeline.wall_us * 1e-6,
-        "flash_bytes": s.flash_bytes, "flash_bytes_per_token": s.bytes_per_token(), "held": s.held,
+        "disk_bytes": s.disk_bytes, "disk_bytes_per_token": s.bytes_per_token(), "held": s.held,
         "neurons": {"active": s.active[0], "hot": s.active[1], "read": s.active[2]},
         "hot": s.hot,
         "queues": busy(s).into_iter().map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),

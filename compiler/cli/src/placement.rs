@@ -141,7 +141,7 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
         ExpertPolicy::Fixed => ("fixed", Value::Null),
         ExpertPolicy::Scheduled(s) => (
             "scheduled",
-            json!({"refine": s.refine.name(), "moves": s.moves, "modules": s.modules, "frames": s.frames}),
+            json!({"refine": s.refine.name(), "moves": s.moves, "dimms": s.dimms, "frames": s.frames}),
         ),
         ExpertPolicy::Cached(c) => {
             ("cached", json!({"divides": c.divides, "keeps": c.keeps, "ahead": c.ahead, "frames": c.frames}))
@@ -164,8 +164,8 @@ pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> Str
     let mut text = String::new();
     let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
     for ExpertTable { layer, experts: all, .. } in tables {
-        let processor = ExpertLayer { units: vec![0], starts: vec![0; all.len()], ..ExpertLayer::default() };
-        let of = experts.of_layer(Some(*layer)).map_or(&processor, |(_, of)| of);
+        let cpu = ExpertLayer { units: vec![0], starts: vec![0; all.len()], ..ExpertLayer::default() };
+        let of = experts.of_layer(Some(*layer)).map_or(&cpu, |(_, of)| of);
         let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
         for &unit in &of.units {
             let own = of.on(unit).into_iter().filter(|e| expert.is_none_or(|x| x == *e));

@@ -4,14 +4,15 @@
 use super::output;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result, disk, human};
-use moec_cpu::roofline::{self, Roofline, ThreadRates};
-use moec_cpu::{CpuTarget, FLASH, TuneError};
+use moec_cpu::roofline::{self, GpuRates, Roofline};
+use moec_cpu::{CpuTarget, DISK, TuneError};
 use moec_device::{
-    Bandwidth, Device, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
+    Bandwidth, CPU_BACKEND, Device, DeviceUnit, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, Peak,
+    UnitKind,
 };
-use moec_runtime::offload::flash::{Choice, Options};
+use moec_runtime::offload::disk::{Choice, Options};
 use moec_runtime::platform::cpu;
-use moec_sim::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
+use moec_sim::disk::measure::{DiskRates, Rate, Scratch, measure_rates, points};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const LEAST_FILE: u64 = 4 << 20;
 /// Measure this machine, write a device file
 ///
 /// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, what an
-/// expert of bf16 weights costs by its rows, and with `--flash` how fast a disk is read. The file serves as
+/// expert of bf16 weights costs by its rows, and with `--disk` how fast a disk is read. The file serves as
 /// `--target FILE`, here and elsewhere. Takes about ten seconds; other work disturbs it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -48,15 +49,15 @@ pub struct Args {
     #[arg(long)]
     pub no_matmul: bool,
     /// Measure a disk, too: that of a folder, with a file that is removed again, or a file that is there,
-    /// such as a bundle's weights; `MOEC_FLASH` chooses how it is read (`io_uring`, `pread`)
+    /// such as a bundle's weights; `MOEC_DISK_READER` chooses how it is read (`io_uring`, `pread`)
     #[arg(long, value_name = "FOLDER|FILE")]
-    pub flash: Option<PathBuf>,
+    pub disk: Option<PathBuf>,
     /// Size of the file that is made in a folder, in MiB: more than the drive itself caches
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
-    pub flash_size: u32,
+    pub disk_size: u32,
     /// Milliseconds that each figure of a disk is measured
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60000))]
-    pub flash_time: u32,
+    pub disk_time: u32,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -79,26 +80,26 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             .hint("give another `--name`, or remove it first"));
     }
     // Whether there is one is known at once; the rest takes seconds.
-    let card = args.gpu.then(moec_targets::families::bench).transpose()?;
+    let gpu = args.gpu.then(moec_targets::backends::bench).transpose()?;
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
-    let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
+    let disk = args.disk.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
     let mut tick = |what: &str| progress.stage("Measured", what);
-    let card = card
-        .map(|(family, mut card)| {
-            let rates = roofline::measure_threads(card.as_mut(), &native, !args.no_matmul, &mut tick)?;
-            Ok::<_, Error>((family, rates))
+    let gpu = gpu
+        .map(|(backend, mut gpu)| {
+            let rates = roofline::measure_gpu(gpu.as_mut(), &native, !args.no_matmul, &mut tick)?;
+            Ok::<_, Error>((backend, rates))
         })
         .transpose()?;
     let mut device = Device {
-        description: format!("{}, measured by `moec profile-device`", processor_name()),
-        family: PROCESSORS.to_owned(),
+        description: format!("{}, measured by `moec profile-device`", cpu_name()),
+        backend: CPU_BACKEND.to_owned(),
         triple: info.triple,
         cpu: info.cpu,
         features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
-        memories: [Some(memory(&found)), flash.as_ref().map(flash_memory)].into_iter().flatten().collect(),
+        memories: [Some(memory(&found)), disk.as_ref().map(disk_memory)].into_iter().flatten().collect(),
         caches: moec_device::host_caches(),
         links: Vec::new(),
         power: None,
@@ -108,8 +109,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         let table = measure_experts(&device, threads, progress)?;
         device.units.iter_mut().for_each(|unit| unit.matmul.clone_from(&table));
     }
-    if let Some((family, card)) = &card {
-        beside(&mut device, family, card);
+    if let Some((backend, gpu)) = &gpu {
+        beside(&mut device, backend, gpu);
     }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // What was written must be read again: a name may be none.
@@ -127,7 +128,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         (true, path) => output::json(&report(
             &device,
             &found,
-            (flash.as_ref(), card.as_ref().map(|(_, card)| card)),
+            (disk.as_ref(), gpu.as_ref().map(|(_, gpu)| gpu)),
             path.as_deref(),
         )),
         (false, None) => output::data(&text),
@@ -140,14 +141,14 @@ fn source(what: &str, threads: usize, one: f64, unit: &str) -> String {
     format!("moec profile-device: {what}, {threads} threads; one thread: {one:.1} {unit}")
 }
 
-fn unit(found: &Roofline) -> Unit {
+fn unit(found: &Roofline) -> DeviceUnit {
     let n = found.threads;
     let peak = |format: &str| {
         let p = found.best(format)?;
         let source = source(p.instruction, n, p.gops.one, "GOP/s");
         Some((format.to_owned(), Peak { gops: rounded(p.gops.all), source, achieved: None }))
     };
-    Unit {
+    DeviceUnit {
         name: "cpu".to_owned(),
         kind: UnitKind::Cpu,
         cores: Some(cpu::cores() as u32),
@@ -157,7 +158,7 @@ fn unit(found: &Roofline) -> Unit {
             source: format!("moec profile-device: a barrier of {n} threads"),
         }),
         peak: ["f32", "bf16", "int8"].into_iter().filter_map(peak).collect(),
-        ..Unit::default()
+        ..DeviceUnit::default()
     }
 }
 
@@ -179,52 +180,52 @@ fn memory(found: &Roofline) -> Memory {
 }
 
 /// Puts a GPU with its memory and its link beside the CPU.
-fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
+fn beside(device: &mut Device, backend: &str, gpu: &GpuRates) {
     const NAMES: [&str; 2] = ["gpu", "vram"];
     let figure = |value: f64, what: &str| {
-        Some(Figure { value: rounded(value), source: format!("moec profile-device: {what}, {}", card.name) })
+        Some(Figure { value: rounded(value), source: format!("moec profile-device: {what}, {}", gpu.name) })
     };
     let [unit, memory] = NAMES.map(str::to_owned);
     let own = device.memories.first().map(|m| m.name.clone());
-    for processor in &mut device.units {
-        processor.memory.clone_from(&own);
+    for cpu in &mut device.units {
+        cpu.memory.clone_from(&own);
     }
-    let best = card.experts.iter().max_by(|a, b| ThreadRates::gops(a).total_cmp(&ThreadRates::gops(b)));
+    let best = gpu.experts.iter().max_by(|a, b| GpuRates::gops(a).total_cmp(&GpuRates::gops(b)));
     let peak = best.map(|t| {
-        let source = format!("moec profile-device: experts of {} rows, {}", t.rows, card.name);
-        ("bf16".to_owned(), Peak { gops: rounded(ThreadRates::gops(t)), source, achieved: None })
+        let source = format!("moec profile-device: experts of {} rows, {}", t.rows, gpu.name);
+        ("bf16".to_owned(), Peak { gops: rounded(GpuRates::gops(t)), source, achieved: None })
     });
-    device.description = format!("{}; beside it {}", device.description, card.name);
-    device.units.push(Unit {
+    device.description = format!("{}; beside it {}", device.description, gpu.name);
+    device.units.push(DeviceUnit {
         name: unit,
         kind: UnitKind::Gpu,
         memory: Some(memory.clone()),
-        family: Some(family.to_owned()),
-        sm: Some(card.generation.to_owned()),
+        backend: Some(backend.to_owned()),
+        sm: Some(gpu.generation.to_owned()),
         source: Some("what the driver states".to_owned()),
-        dispatch_cost_us: figure(card.launch_us, "a launch among others"),
-        sync_cost_us: figure(card.wait_us, "what a wait adds to a launch"),
+        dispatch_cost_us: figure(gpu.launch_us, "a launch among others"),
+        sync_cost_us: figure(gpu.wait_us, "what a wait adds to a launch"),
         peak: peak.into_iter().collect(),
-        matmul: card.experts.iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t.clone() }).collect(),
-        ..Unit::default()
+        matmul: gpu.experts.iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t.clone() }).collect(),
+        ..DeviceUnit::default()
     });
     device.memories.push(Memory {
         name: memory.clone(),
-        capacity: figure(card.capacity as f64, "what the driver states")
-            .map(|f| Figure { value: card.capacity as f64, ..f }),
+        capacity: figure(gpu.capacity as f64, "what the driver states")
+            .map(|f| Figure { value: gpu.capacity as f64, ..f }),
         bandwidth: vec![Bandwidth {
             block_bytes: BLOCK,
-            gb_per_s: rounded(card.read_gb_per_s),
-            source: format!("moec profile-device: one row meets a matrix of bf16, {}", card.name),
+            gb_per_s: rounded(gpu.read_gb_per_s),
+            source: format!("moec profile-device: one row is multiplied by a matrix of bf16, {}", gpu.name),
             achieved: None,
         }],
         ..Memory::default()
     });
     let ends = own.map(|own| [(own.clone(), memory.clone()), (memory, own)]);
-    for ((from, to), gb_per_s) in ends.into_iter().flatten().zip(card.link_gb_per_s) {
+    for ((from, to), gb_per_s) in ends.into_iter().flatten().zip(gpu.link_gb_per_s) {
         let source =
-            format!("moec profile-device: copies of pinned memory, a small one with its wait, {}", card.name);
-        let latency_us = Some(rounded(card.copy_us));
+            format!("moec profile-device: copies of pinned memory, a small one with its wait, {}", gpu.name);
+        let latency_us = Some(rounded(gpu.copy_us));
         device.links.push(Link { from, to, gb_per_s: rounded(gb_per_s), latency_us, source, achieved: None });
     }
 }
@@ -242,9 +243,9 @@ fn measure_experts(device: &Device, threads: usize, progress: &Progress) -> Resu
 }
 
 /// Reads the disk that holds a folder, by way of a file of our own, or a file.
-fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<FlashRates> {
+fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<DiskRates> {
     let options = Options { reader: Choice::from_env().map_err(Error::from)?, ..Options::default() };
-    let span = Duration::from_millis(args.flash_time.into());
+    let span = Duration::from_millis(args.disk_time.into());
     let mut tick = |r: &Rate| {
         let order = if r.point.random { "random" } else { "sequential" };
         let (block, depth) = (r.point.block_bytes >> 10, r.point.depth);
@@ -257,19 +258,19 @@ fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<FlashRa
             return Err(Error::input(format!("`{shown}` has {}: too small to measure", human::bytes(bytes)))
                 .hint(format!("give a file of {least} or more, or a folder")));
         }
-        return measure_flash(path, &points(bytes), &options, span, &mut tick).map_err(Error::from);
+        return measure_rates(path, &points(bytes), &options, span, &mut tick).map_err(Error::from);
     }
-    let mib = args.flash_size;
+    let mib = args.disk_size;
     let bytes = u64::from(mib) << 20;
     if disk::free_bytes(path).is_some_and(|free| free < bytes) {
         return Err(Error::environment(format!("`{}` has no room for {mib} MiB", path.display()))
-            .hint("give another folder with `--flash`, or fewer MiB with `--flash-size`"));
+            .hint("give another folder with `--disk`, or fewer MiB with `--disk-size`"));
     }
     let scratch = Scratch::create(path, bytes).map_err(Error::from)?;
-    measure_flash(scratch.path(), &points(bytes), &options, span, &mut tick).map_err(Error::from)
+    measure_rates(scratch.path(), &points(bytes), &options, span, &mut tick).map_err(Error::from)
 }
 
-fn flash_memory(flash: &FlashRates) -> Memory {
+fn disk_memory(disk: &DiskRates) -> Memory {
     let figure = |r: Rate| Bandwidth {
         block_bytes: u64::from(r.point.block_bytes),
         gb_per_s: rounded(r.gb_per_s),
@@ -278,12 +279,12 @@ fn flash_memory(flash: &FlashRates) -> Memory {
             "moec profile-device: random reads within {} MiB, {} in flight; {}",
             r.point.range_bytes >> 20,
             r.point.depth,
-            if flash.direct { "direct" } else { "through the page cache" },
+            if disk.direct { "direct" } else { "through the page cache" },
         ),
     };
     Memory {
-        name: FLASH.to_owned(),
-        bandwidth: flash.best().into_iter().map(figure).collect(),
+        name: DISK.to_owned(),
+        bandwidth: disk.best().into_iter().map(figure).collect(),
         ..Memory::default()
     }
 }
@@ -301,7 +302,7 @@ fn memory_total() -> Option<u64> {
 }
 
 /// Name of the CPU, or its architecture.
-pub(super) fn processor_name() -> String {
+pub(super) fn cpu_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("model name"));
     let name = line.and_then(|l| l.split_once(':')).map(|(_, n)| n.trim().to_owned());
@@ -321,7 +322,7 @@ fn mac() -> Option<String> {
 fn report(
     device: &Device,
     found: &Roofline,
-    (flash, card): (Option<&FlashRates>, Option<&ThreadRates>),
+    (disk, gpu): (Option<&DiskRates>, Option<&GpuRates>),
     path: Option<&Path>,
 ) -> Value {
     json!({
@@ -341,27 +342,27 @@ fn report(
         "barrier_us": found.meeting_us,
         "matmul": device.units.iter().take(1).flat_map(|unit| &unit.matmul).collect::<Vec<_>>(),
         "caches": device.caches,
-        "gpu": card.map(|card| json!({
-            "name": card.name,
-            "sm": card.generation,
-            "memory_bytes": card.capacity,
-            "launch_us": card.launch_us,
-            "wait_us": card.wait_us,
-            "read_gb_per_s": card.read_gb_per_s,
-            "read_gb_per_s_stated": card.peaks.gb_per_s,
-            "gops_stated": card.peaks.gops,
-            "to_gb_per_s": card.link_gb_per_s[0],
-            "from_gb_per_s": card.link_gb_per_s[1],
-            "copy_us": card.copy_us,
-            "expert": card.shape,
-            "experts": card.experts.iter().map(|t| json!({
-                "rows": t.rows, "ms": t.ms, "gops": ThreadRates::gops(t), "gb_per_s": ThreadRates::gb_per_s(t),
+        "gpu": gpu.map(|gpu| json!({
+            "name": gpu.name,
+            "sm": gpu.generation,
+            "memory_bytes": gpu.capacity,
+            "launch_us": gpu.launch_us,
+            "wait_us": gpu.wait_us,
+            "read_gb_per_s": gpu.read_gb_per_s,
+            "read_gb_per_s_stated": gpu.peaks.gb_per_s,
+            "gops_stated": gpu.peaks.gops,
+            "to_gb_per_s": gpu.link_gb_per_s[0],
+            "from_gb_per_s": gpu.link_gb_per_s[1],
+            "copy_us": gpu.copy_us,
+            "expert": gpu.shape,
+            "experts": gpu.experts.iter().map(|t| json!({
+                "rows": t.rows, "ms": t.ms, "gops": GpuRates::gops(t), "gb_per_s": GpuRates::gb_per_s(t),
             })).collect::<Vec<_>>(),
         })),
-        "flash": flash.map(|flash| json!({
-            "reader": flash.reader,
-            "direct": flash.direct,
-            "rates": flash.rates.iter().map(|r| json!({
+        "disk": disk.map(|disk| json!({
+            "reader": disk.reader,
+            "direct": disk.direct,
+            "rates": disk.rates.iter().map(|r| json!({
                 "block_bytes": r.point.block_bytes,
                 "depth": r.point.depth,
                 "order": if r.point.random { "random" } else { "sequential" },

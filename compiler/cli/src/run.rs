@@ -8,23 +8,23 @@ use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::units::Units;
 use moec_ir::plan::UnitRef;
-use moec_measure::twin::Twin;
+use moec_measure::host_build::HostBuild;
 use moec_runtime::bundle::BundleReader;
-use moec_runtime::cli::{Beside, Front};
-use moec_runtime::exec::beside::Executor;
+use moec_runtime::cli::{Emulation, Front};
+use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::{CheckLevel, Program};
-use moec_targets::families;
+use moec_targets::backends;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Run a bundle: generate, chat, serve, bench, …
 ///
-/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
+/// The same as `BUNDLE/run SUBCOMMAND …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
 /// is a program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Emulate what this machine lacks, slowly: AMX instructions, units beside the CPU, or another architecture. Stands before the
+    /// Emulate what this machine lacks, slowly: AMX instructions, accelerators, or another architecture. Stands before the
     /// subcommand
     ///
     /// A bundle for another architecture, as a Mac's, is compiled anew for this machine from its own graph and weights.
@@ -66,7 +66,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     // Who wants the signer's bundle gets the signer's weights, too: they are checked as they are opened.
     let files = bundle.files(if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small })?;
     let name = format!("moec run {}", args.bundle.display());
-    if args.args.first().is_some_and(|verb| verb == SERVE) {
+    if args.args.first().is_some_and(|subcommand| subcommand == SERVE) {
         interrupt::release();
     }
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
@@ -75,32 +75,34 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     }
     let emulates = args.emulate.is_some();
     if emulates && bundle.needs_host_build() {
-        let twin = twin(args, &bundle, progress)?;
-        let beside = Beside { weights: twin.folder(), executor: &host };
-        return Ok(front(&name, Some(beside), &files).run(twin.program(), &bundle.folder, words).into());
+        let host_build = host_build(args, &bundle, progress)?;
+        let emulation = Emulation { weights: host_build.folder(), executor: &host };
+        return Ok(front(&name, Some(emulation), &files)
+            .run(host_build.program(), &bundle.folder, words)
+            .into());
     }
     let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    let info = args.args.first().is_some_and(|verb| verb == INFO);
+    let info = args.args.first().is_some_and(|subcommand| subcommand == INFO);
     let brings = emulates || attached(&program, info)?;
     let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
-    let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
+    let beside = brings.then_some(Emulation { weights: &bundle.folder, executor });
     Ok(front(&name, beside, &files).run(&program, &bundle.folder, words).into())
 }
 
 /// A bundle's own subcommands, in this process.
-fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, files: &'a BundleReader) -> Front<'a> {
-    Front { name, beside, files: Some(files), ..moec_service::front(&[]) }
+fn front<'a>(name: &'a str, emulation: Option<Emulation<'a>>, files: &'a BundleReader) -> Front<'a> {
+    Front { name, emulation, files: Some(files), ..moec_service::front(&[]) }
 }
 
 /// A bundle's host build, whose weights are packed from those of the bundle: with a key these are checked first.
-fn twin(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<Twin> {
+fn host_build(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<HostBuild> {
     if args.key.is_some() {
         bundle.manifest.check(&bundle.folder, true)?;
     }
-    Twin::of(bundle, progress)
+    HostBuild::of(bundle, progress)
 }
 
 /// The subcommand that finishes its answers when a signal comes.
@@ -109,15 +111,15 @@ const SERVE: &str = "serve";
 /// The subcommand that tells of units that are missing, and needs none.
 const INFO: &str = "info";
 
-/// Whether this machine has the units beside the CPU whose families find units by themselves; false where no unit is of such
-/// a family, or one is missing and only `info` asks.
+/// Whether this machine has the accelerators whose backends find units by themselves; false where no unit is of such
+/// a backend, or one is missing and only `info` asks.
 ///
 /// # Errors
 /// Why a unit cannot be used.
 fn attached(program: &Program, info: bool) -> Result<bool> {
     let mut found = false;
-    for (_, unit) in program.units_beside() {
-        match families::attached(&unit.family, &unit.name) {
+    for (_, unit) in program.accelerators() {
+        match backends::attached(&unit.backend, &unit.name) {
             None => {}
             Some(Ok(_)) => found = true,
             Some(Err(_)) if info => return Ok(false),
@@ -129,7 +131,7 @@ fn attached(program: &Program, info: bool) -> Result<bool> {
 
 /// Executor of a unit of this machine.
 fn here(unit: &UnitRef) -> Option<Executor> {
-    families::attached(&unit.family, &unit.name)?.ok()
+    backends::attached(&unit.backend, &unit.name)?.ok()
 }
 
 /// Runs with static graphs on the emulator of their unit's maker.
@@ -158,14 +160,14 @@ fn run_on_library(
     };
     // Whether it is there, before weights are packed.
     drop(library()?);
-    let twin = twin(args, bundle, progress)?;
+    let host_build = host_build(args, bundle, progress)?;
     let executor = |unit: &UnitRef| {
         if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
     };
-    let beside = Beside { weights: twin.folder(), executor: &executor };
-    Ok(front(name, Some(beside), files).run(twin.program(), &bundle.folder, words).into())
+    let emulation = Emulation { weights: host_build.folder(), executor: &executor };
+    Ok(front(name, Some(emulation), files).run(host_build.program(), &bundle.folder, words).into())
 }
 
 fn host(unit: &UnitRef) -> Option<Executor> {
-    families::host(&unit.family, &unit.name)
+    backends::host(&unit.backend, &unit.name)
 }

@@ -1,6 +1,7 @@
 //! `moec simulate`.
 
 use super::output;
+use moec_backend::StreamStep;
 use moec_base::error::io_error;
 use moec_base::human;
 use moec_base::{Error, Result};
@@ -8,7 +9,6 @@ use moec_bundle::read::Bundle;
 use moec_costs::run::Outcome;
 use moec_costs::timeline::Timeline;
 use moec_device::Device;
-use moec_family::StreamStep;
 use moec_ir::plan::ExpertPolicy;
 use moec_passes::hot::HotShare;
 use moec_profile::Profile;
@@ -25,10 +25,10 @@ use std::path::{Path, PathBuf};
 ///
 /// Queues of the CPU and of the Neural Engine execute the plan's placement, with the costs of the device
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
-/// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
+/// take. Where experts are on disk, the runtime itself decides what is read and kept, with the routing of a
 /// profile, on modelled units: as many queues as the device has units and links. With NDP DIMMs, it is the
 /// runtime that assigns experts to units in every step. A phone's bundle whose profile has seen gates that leave zeros decodes by
-/// hot neurons on its neural processing unit and cold ones on its cores, and from flash what memory lacks.
+/// hot neurons on its neural processing unit and cold ones on its cores, and from disk what memory lacks.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A bundle for `m2-ultra`, `m2-max`, `snapdragon-8-gen-3` or `snapdragon-8-plus-gen-1`, one with a memory budget, or one for
@@ -40,10 +40,10 @@ pub struct Args {
     /// Write the timelines of all systems as a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE.JSON")]
     pub timeline: Option<PathBuf>,
-    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash; none where memory computes]
+    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on disk; none where memory computes]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded after the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes or neurons are hot and cold]
+    /// Tokens decoded after the prompt [default: none; 64 where experts are on disk, 16 of each sequence where memory computes or neurons are hot and cold]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
     /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch] or neurons are hot and cold [default: 1]
@@ -89,11 +89,11 @@ pub fn run(args: &Args) -> Result<()> {
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
         if paging.by_neurons() {
-            return Err(Error::limit("neurons that are read from flash one by one are not simulated")
+            return Err(Error::limit("neurons that are read from disk one by one are not simulated")
                 .because("which of them a token activates is not in the bundle")
                 .hint("`docs/neuron-cache.md` has bytes per token; `run bench` measures a bundle"));
         }
-        return from_flash(&device, &paged(&bundle, paging, &request)?, args);
+        return from_disk(&device, &paged(&bundle, paging, &request)?, args);
     }
     if let ExpertPolicy::Scheduled(schedule) = policy {
         return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
@@ -207,18 +207,18 @@ fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result
     ))
 }
 
-/// Output for a bundle with experts on flash.
-fn from_flash(device: &Device, s: &paged::Simulated, args: &Args) -> Result<()> {
+/// Output for a bundle with experts on disk.
+fn from_disk(device: &Device, s: &paged::Simulated, args: &Args) -> Result<()> {
     if let Some(path) = &args.timeline {
         write(path, &[(BUNDLE, &s.timeline)])?;
     }
-    if args.json { output::json(&flash_json(device, s)) } else { output::data(&flash_text(device, s)) }
+    if args.json { output::json(&disk_json(device, s)) } else { output::data(&disk_text(device, s)) }
 }
 
-fn flash_text(device: &Device, s: &paged::Simulated) -> String {
+fn disk_text(device: &Device, s: &paged::Simulated) -> String {
     let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
     let decoding = s.run.wall.saturating_sub(s.prefill);
-    let mut phases = vec![row(&["", "time", "per token", "waiting for flash"])];
+    let mut phases = vec![row(&["", "time", "per token", "waiting for disk"])];
     for (name, time, tokens, waits) in
         [("prompt", s.prefill, s.prompt, s.stalled[0]), ("decoding", decoding, s.decode, s.stalled[1])]
     {
@@ -228,13 +228,13 @@ fn flash_text(device: &Device, s: &paged::Simulated) -> String {
     }
     let c = s.run.counts;
     let counts = [
-        ("experts asked for", (c.hits + c.misses).to_string()),
+        ("experts requested", (c.hits + c.misses).to_string()),
         ("there, or on their way", c.hits.to_string()),
         ("read on demand", c.misses.to_string()),
         ("of these, not kept", c.streamed.to_string()),
         ("read ahead", c.ahead.to_string()),
-        ("of these, asked for", c.foreseen.to_string()),
-        ("read from flash", human::bytes(s.run.flash.bytes)),
+        ("of these, requested", c.predicted.to_string()),
+        ("read from disk", human::bytes(s.run.disk.bytes)),
     ];
     let counts: Vec<_> = counts.iter().map(|(name, value)| row(&[name, value])).collect();
     let mut queues = vec![row(&["queue", "busy", "of the time"])];
@@ -262,7 +262,7 @@ fn flash_text(device: &Device, s: &paged::Simulated) -> String {
 /// Microseconds that each queue works.
 fn busy(s: &paged::Simulated) -> impl Iterator<Item = (&str, f64)> {
     let computes = s.run.wall.saturating_sub(s.run.stalled).as_secs_f64() * 1e6;
-    let reads = s.run.flash.busy.as_secs_f64() * 1e6;
+    let reads = s.run.disk.busy.as_secs_f64() * 1e6;
     s.timeline.queues.iter().enumerate().map(move |(i, name)| {
         let us = match i {
             i if i == s.unit => computes,
@@ -273,7 +273,7 @@ fn busy(s: &paged::Simulated) -> impl Iterator<Item = (&str, f64)> {
     })
 }
 
-fn flash_json(device: &Device, s: &paged::Simulated) -> Value {
+fn disk_json(device: &Device, s: &paged::Simulated) -> Value {
     let c = s.run.counts;
     let seconds = |d: std::time::Duration| d.as_secs_f64();
     json!({
@@ -282,8 +282,8 @@ fn flash_json(device: &Device, s: &paged::Simulated) -> Value {
         "prefill_s": seconds(s.prefill), "decode_s": seconds(s.run.wall.saturating_sub(s.prefill)),
         "waiting_s": {"prefill": seconds(s.stalled[0]), "decode": seconds(s.stalled[1])},
         "experts": {"hits": c.hits, "misses": c.misses, "streamed": c.streamed, "read_ahead": c.ahead,
-                    "foreseen": c.foreseen, "preloaded": c.preloaded},
-        "flash_bytes": s.run.flash.bytes,
+                    "predicted": c.predicted, "preloaded": c.preloaded},
+        "disk_bytes": s.run.disk.bytes,
         "queues": busy(s).map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),
         "constants": s.constants.iter()
             .map(|c| json!({"what": c.what, "value": c.value, "source": c.source})).collect::<Vec<_>>(),

@@ -9,7 +9,7 @@ use moec_ir::plan::UnitRef;
 use moec_ir::plan::{Builtin, Code, Plan};
 use moec_runtime::CheckLevel;
 use moec_runtime::{Engine, Options, Program, Row};
-use moec_targets::families;
+use moec_targets::backends;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         .map_err(|e| Error::input("the plan does not run here").because(e))?;
     let (index, rows) = call(&bundle.plan, args)?;
     let options = Options { threads: args.threads, ..Options::default() };
-    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, &bundle.files(CheckLevel::Small)?, options)
         .map_err(Error::from)?;
     let mut once = || {
@@ -91,16 +91,16 @@ fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
         EntryKind::Decode(_) => decode,
         EntryKind::Little(_) => little,
     };
-    let rooms: Vec<(usize, usize)> = plan
+    let slots: Vec<(usize, usize)> = plan
         .entries
         .iter()
         .enumerate()
         .filter(|(_, e)| of_kind(e.kind))
         .map(|(i, e)| (i, e.kind.rows()))
         .collect();
-    let largest = rooms.iter().map(|r| r.1).max().unwrap_or(0);
+    let largest = slots.iter().map(|r| r.1).max().unwrap_or(0);
     let n = args.decode.or(args.little).or(args.prefill).unwrap_or(largest);
-    let fits = rooms.iter().filter(|r| r.1 >= n).min_by_key(|r| r.1);
+    let fits = slots.iter().filter(|r| r.1 >= n).min_by_key(|r| r.1);
     let (index, _) = *fits.filter(|_| n > 0).ok_or_else(|| {
         Error::usage(format!("the bundle has no entry point for {n} rows"))
             .hint(format!("the largest of that kind takes {largest}"))

@@ -2,9 +2,9 @@
 
 use super::output;
 use moec_base::{Error, Result};
-use moec_device::{BUILT_IN, Device, PROCESSORS, measured};
+use moec_device::{BUILT_IN, CPU_BACKEND, Device, measured};
+use moec_targets::backends;
 use moec_targets::device;
-use moec_targets::families;
 use serde_json::{Value, json};
 
 /// List the targets, or print one as a device file
@@ -44,13 +44,13 @@ pub fn run(args: &Args) -> Result<()> {
 /// Evidence for a built-in device: measured on silicon, tested natively, emulated, or modelled.
 ///
 /// # Errors
-/// A unit of an unknown family.
+/// A unit of an unknown backend.
 pub(super) fn evidence(device: &Device) -> Result<&'static str> {
     let x86 = device.is_native() || device.triple.starts_with("x86_64");
-    let cpu_alone = device.units.iter().all(|unit| device.family_of(unit) == PROCESSORS);
+    let cpu_alone = device.units.iter().all(|unit| device.backend_of(unit) == CPU_BACKEND);
     Ok(if measured(&device.name).next().is_some() {
         "measured"
-    } else if families::modelled(device)? {
+    } else if backends::modelled(device)? {
         "modelled"
     } else if cpu_alone && x86 {
         "tested"
@@ -63,13 +63,13 @@ pub(super) fn evidence(device: &Device) -> Result<&'static str> {
 struct Here<'a> {
     /// Features of the CPU. Of another architecture all are lacking.
     features: Vec<&'a str>,
-    /// Units beside the CPU, each with the reason.
+    /// Accelerators, each with the reason.
     units: Vec<(&'a str, String)>,
 }
 
 impl<'a> Here<'a> {
     fn of(device: &'a Device) -> Result<Self> {
-        Ok(Self { features: lacks(device), units: families::absent(device)? })
+        Ok(Self { features: lacks(device), units: backends::absent(device)? })
     }
 
     /// Whether this machine runs code for the device without emulation.
@@ -94,7 +94,7 @@ impl<'a> Here<'a> {
 /// Whether this machine has the CPU and all units of a device.
 ///
 /// # Errors
-/// A unit of an unknown family.
+/// A unit of an unknown backend.
 pub(super) fn runs_here(device: &Device) -> Result<bool> {
     Ok(Here::of(device)?.runs(device))
 }

@@ -50,7 +50,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     let origin = &profile.origin;
     let reading = &profile.reading;
     let row = |a: &str, b: String| vec![a.to_owned(), b];
-    let numbers: usize = profile.weights.values().map(|m| m.lead() * m.cols).sum();
+    let numbers: usize = profile.weights.values().map(|m| m.matrices() * m.cols).sum();
     let mut rows = vec![
         row("profile", path.display().to_string()),
         row(
@@ -139,7 +139,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,
-            "matrices": m.lead(),
+            "matrices": m.matrices(),
             "channels": m.cols,
             "least_tokens": m.tokens.iter().min(),
         })).collect::<Vec<_>>(),

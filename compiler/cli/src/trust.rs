@@ -84,7 +84,7 @@ impl Trust {
             row("graph", format!("{} nodes", r.nodes)),
             row(
                 "object code",
-                format!("all {} kernels, which ask for nothing but moves of memory", r.kernels),
+                format!("all {} kernels, which require nothing but moves of memory", r.kernels),
             ),
         ]);
         if r.functions > 0 {

@@ -68,7 +68,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if args.json {
         output::json(&trust.beside(&report)?)?;
     } else {
-        // The verdict is what was asked for; the errors of single steps say why, to those who want to know.
+        // The verdict is what was requested; the errors of single steps say why, to those who want to know.
         if !progress.is_quiet() {
             output::data(&format!("{}\n", output::table(&trust.rows())))?;
         }

@@ -68,13 +68,14 @@ fn help_of_every_subcommand() {
     let program = moec::Cli::command();
     // People use `synth`, too.
     let shown_in_help = program.get_subcommands().filter(|c| !c.is_hide_set() || c.get_name() == "synth");
-    for verb in shown_in_help.map(clap::Command::get_name) {
+    for subcommand in shown_in_help.map(clap::Command::get_name) {
         let dir = empty();
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
-        settings
-            .bind(|| insta::assert_snapshot!(format!("help_{verb}"), shown(dir.path(), &[verb, "--help"])));
+        settings.bind(|| {
+            insta::assert_snapshot!(format!("help_{subcommand}"), shown(dir.path(), &[subcommand, "--help"]))
+        });
     }
 }
 
@@ -310,7 +311,7 @@ fn estimates_count_every_parameter_once() {
 }
 
 #[test]
-fn colours_only_where_asked_for() {
+fn colours_only_where_requested() {
     let escape = |args: &[&str]| moec(empty().path(), args).stderr.contains(&0x1b);
     assert!(!escape(&["targets", "abacus"]));
     assert!(escape(&["--color", "always", "targets", "abacus"]));
@@ -324,7 +325,7 @@ fn doctor_finds_what_a_build_needs() {
     assert_eq!(found["ok"].as_bool(), Some(out.status.success()));
     let names: Vec<_> =
         found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
-    let always = ["moec", "llvm", "processor", "rustc", "cargo", "linker", "cache", "disk"];
+    let always = ["moec", "llvm", "cpu", "rustc", "cargo", "linker", "cache", "disk"];
     assert_eq!(names[..always.len()], always);
     // A cache that cannot be: a file stands in its way.
     let dir = with_model("");

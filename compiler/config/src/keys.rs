@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::value::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold};
+use super::{Activations, Config, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold, UnitSetting};
 use moec_base::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -189,7 +189,7 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
         help: &[
-            "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on flash",
+            "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on disk",
             "and are cached. Without it no expert is read again.",
         ],
         set: |c, v| {
@@ -206,7 +206,7 @@ pub const KEYS: &[Key] = &[
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for its capacity",
         help: &[
             "Most memory that a run may take of the GPU's, where `policy` under `[placement]` has experts",
-            "brought there. What nothing else takes of it are frames of one expert each.",
+            "brought there. What nothing else takes of it are cache frames of one expert each.",
         ],
         set: |c, v| {
             let text = v.text()?;
@@ -262,7 +262,7 @@ pub const KEYS: &[Key] = &[
         default: "1",
         range: "0..=3",
         help: &[
-            "Layers ahead whose experts are read before they are asked for, while one sequence is decoded.",
+            "Layers ahead whose experts are read before they are requested, while one sequence is decoded.",
         ],
         set: |c, v| v.integer(0..=3).map(|n| c.memory.prefetch = n),
     },
@@ -387,7 +387,7 @@ pub const KEYS: &[Key] = &[
             "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
             "neuron, and only those that a token activates are read whole. `auto`: where the profile has seen enough zeros. No result",
             "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token activates",
-            "are read from flash; `auto`: where less is then read than of whole experts, by what the profile has seen.",
+            "are read from disk; `auto`: where less is then read than of whole experts, by what the profile has seen.",
         ],
         set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
     },
@@ -399,7 +399,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "What says which neurons a token activates before their gates are read, where experts lie by neurons in memory: matrices",
             "of low rank, or gates in four bits, trained on the profile. Neurons it misses are skipped, which changes results. `auto` is",
-            "what reads least, where that is less than gates or their sketches, and `max_perplexity_increase` allows it.",
+            "what reads least, where that is less than gates or their int8 bounds, and `max_perplexity_increase` allows it.",
         ],
         set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(Wrong::Range),
     },
@@ -463,13 +463,13 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
             "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
-            "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
+            "cache is on one unit. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
             "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. Of a unit that takes",
             "dynamic shapes this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
         ],
         set: |c, v| {
-            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
-            home.map(|h| c.placement.attention = h).ok_or(Wrong::Range)
+            let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
+            unit.map(|h| c.placement.attention = h).ok_or(Wrong::Range)
         },
     },
     Key {
@@ -503,7 +503,7 @@ pub const KEYS: &[Key] = &[
             "Where experts run. `auto` is what costs less under the load that calibration saw. `\"gpu:50%\"` gives a unit with",
             "dynamic shapes that share of the experts of each layer, those that calibration saw most.",
         ],
-        set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+        set: |c, v| UnitSetting::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
     },
     Key {
         section: "placement",
@@ -515,8 +515,8 @@ pub const KEYS: &[Key] = &[
             "that has dynamic shapes. `auto` goes with `rest` where its unit runs all of their operators; else it is the CPU.",
         ],
         set: |c, v| {
-            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
-            home.map(|h| c.placement.mixer = h).ok_or(Wrong::Range)
+            let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
+            unit.map(|h| c.placement.mixer = h).ok_or(Wrong::Range)
         },
     },
     Key {
@@ -530,8 +530,8 @@ pub const KEYS: &[Key] = &[
             "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
         ],
         set: |c, v| {
-            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
-            home.map(|h| c.placement.rest = h).ok_or(Wrong::Range)
+            let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
+            unit.map(|h| c.placement.rest = h).ok_or(Wrong::Range)
         },
     },
     Key {
@@ -541,7 +541,7 @@ pub const KEYS: &[Key] = &[
         range: SYSTEMS,
         help: &[
             "Strategy that places experts on the CPU and a GPU while the model runs, and brings them into its",
-            "memory. With `none` each has a home for good. `moec` searches the best division of every layer, and brings ahead",
+            "memory. With `none` each has a fixed unit. `moec` searches the best division of every layer, and brings ahead",
             "what gates predict; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
             "layers, `ktransformers` and `fiddler` keep popular experts there, `adapmoe` computes all there (Klotski, too).",
             "`experts` then names the unit, and a share is that of its frames (`\"gpu:25%\"`).",
@@ -566,8 +566,8 @@ pub const KEYS: &[Key] = &[
             "others meanwhile, and skips those at 0. Prompts have whole experts.",
         ],
         set: |c, v| {
-            let home = Home::parse(v.text()?).filter(|h| matches!(h, Home::Unit(_)));
-            home.map(|h| c.placement.hot = h).ok_or(Wrong::Range)
+            let unit = UnitSetting::parse(v.text()?).filter(|h| matches!(h, UnitSetting::Unit(_)));
+            unit.map(|h| c.placement.hot = h).ok_or(Wrong::Range)
         },
     },
     Key {
@@ -610,8 +610,8 @@ pub const KEYS: &[Key] = &[
         default: "true",
         range: "true or false",
         help: &[
-            "Whether experts change their places between steps there: into the GPU's memory, from one module to",
-            "another, over all modules (TriMoE, §4.3).",
+            "Whether experts change their places between steps there: into the GPU's memory, from one DIMM to",
+            "another, over all DIMMs (TriMoE, §4.3).",
         ],
         set: |c, v| v.boolean().map(|on| c.placement.moves = on),
     },

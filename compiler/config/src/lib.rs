@@ -1,4 +1,4 @@
-//! `model.toml`: what the user asks for.
+//! `model.toml`: the options of a build.
 //!
 //! Every key is a row of [`KEYS`]: its default, its range, what it does and how it is read. Messages, the
 //! file that `moec init` writes and the reference page come from those rows.
@@ -27,7 +27,7 @@ use moec_sim::cache::Pin;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// System that divides experts where `placement.policy` is not given, and a unit with frames holds some.
+/// System that divides experts where `placement.policy` is not given, and a unit with cache frames holds some.
 pub const POLICY: &System = &moec_sim::systems::MOEC;
 
 /// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
@@ -52,8 +52,8 @@ pub struct Config {
     pub experts: ExpertsConfig,
     /// `[decode]`.
     pub decode: Decoding,
-    /// `[placement]`: homes.
-    pub placement: Homes,
+    /// `[placement]`: units of attention, experts and the rest.
+    pub placement: PlacementConfig,
     /// `[placement]`: what requests are made of.
     pub mix: Mix,
     /// `[quality]`.
@@ -175,7 +175,7 @@ pub struct ExpertsConfig {
     pub coverage: f64,
     /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
     pub skip: Skip,
-    /// Whether few rows ask a predictor before they ask gates.
+    /// Whether few rows query a predictor before they query gates.
     pub predict: Predict,
     /// Share of the active neurons that a predictor is to find.
     pub recall: f64,
@@ -215,8 +215,8 @@ impl Predict {
         Self::ALL.into_iter().find(|p| p.name() == name)
     }
 
-    /// Whether it is asked for by name.
-    pub const fn is_asked_for(self) -> bool {
+    /// Whether it is requested by name.
+    pub const fn is_requested(self) -> bool {
         matches!(self, Self::LowRank | Self::Coarse)
     }
 }
@@ -306,18 +306,18 @@ impl Decoding {
 
 /// `[placement]`: which unit runs what more than one can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Homes {
+pub struct PlacementConfig {
     /// Attention and dense feed-forward networks.
-    pub attention: Home,
+    pub attention: UnitSetting,
     /// Mixers of tokens that are no attention.
-    pub mixer: Home,
+    pub mixer: UnitSetting,
     /// Experts.
-    pub experts: Home,
+    pub experts: UnitSetting,
     /// Everything else.
-    pub rest: Home,
+    pub rest: UnitSetting,
     /// Unit of experts' hot neurons, beside the CPU.
-    pub hot: Home,
-    /// Policy that divides experts between the CPU and a unit with frames; `None`: their units are fixed.
+    pub hot: UnitSetting,
+    /// Policy that divides experts between the CPU and a unit with cache frames; `None`: their units are fixed.
     pub policy: Option<&'static System>,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
     pub cached: Option<u32>,
@@ -327,15 +327,15 @@ pub struct Homes {
     pub moves: bool,
 }
 
-impl Homes {
+impl PlacementConfig {
     /// Defaults where `model.toml` is silent.
     pub fn defaults() -> Self {
         Self {
-            attention: Home::Auto,
-            mixer: Home::Auto,
-            experts: Home::Auto,
-            rest: Home::Auto,
-            hot: Home::Unit("cpu".to_owned()),
+            attention: UnitSetting::Auto,
+            mixer: UnitSetting::Auto,
+            experts: UnitSetting::Auto,
+            rest: UnitSetting::Auto,
+            hot: UnitSetting::Unit("cpu".to_owned()),
             policy: None,
             cached: None,
             refine: Refine::Full,
@@ -361,7 +361,7 @@ impl Mix {
 
 /// A unit to run on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Home {
+pub enum UnitSetting {
     /// By the device's tables.
     #[default]
     Auto,
@@ -372,7 +372,7 @@ pub enum Home {
     Share(String, u8),
 }
 
-impl Home {
+impl UnitSetting {
     /// As it stands in `model.toml`: `auto`, a unit's name, or a name with a share (`gpu:50%`).
     pub fn parse(text: &str) -> Option<Self> {
         let word = |s: &str| {
@@ -412,7 +412,7 @@ pub struct Quality {
 pub struct Memory {
     /// Storage of the KV cache.
     pub kv_cache: KvCache,
-    /// Bytes that a run may take; experts that do not fit stay on flash. `None`: none leaves memory.
+    /// Bytes that a run may take; experts that do not fit stay on disk. `None`: none leaves memory.
     pub budget: Option<u64>,
     /// Bytes that a run may take of the memory whose frames experts are brought into; `None`: its capacity.
     pub device_budget: Option<u64>,
@@ -420,7 +420,7 @@ pub struct Memory {
     pub policy: Option<String>,
     /// Share of the cache for experts that never go.
     pub pin: Pin,
-    /// Layers ahead whose experts are read before they are asked for.
+    /// Layers ahead whose experts are read before they are requested.
     pub prefetch: usize,
     /// Threads that the budget is for; `None`: as many as this machine has cores.
     pub threads: Option<usize>,
@@ -526,7 +526,7 @@ impl Config {
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
             experts: ExpertsConfig::DEFAULT,
             decode: Decoding::DEFAULT,
-            placement: Homes::defaults(),
+            placement: PlacementConfig::defaults(),
             mix: Mix::DEFAULT,
             quality: Quality::default(),
         }
@@ -571,7 +571,7 @@ impl Config {
         read::read(text, path).map(|(config, _)| config)
     }
 
-    /// Experts per token of little entry points, of a model that takes `experts` per token; `None` where none are asked for.
+    /// Experts per token of little entry points, of a model that takes `experts` per token; `None` where none are requested.
     ///
     /// # Errors
     /// A model without a mixture of experts or with one expert per token, and a `decode.little` that is not fewer.

@@ -105,9 +105,10 @@ fn every_key_is_read() {
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
-    let [cpu, npu] = ["cpu", "npu"].map(|unit| Home::Unit(unit.into()));
-    let homes = Homes { attention: cpu, experts: npu.clone(), hot: npu, ..Homes::defaults() };
-    assert_eq!(c.placement, homes);
+    let [cpu, npu] = ["cpu", "npu"].map(|unit| UnitSetting::Unit(unit.into()));
+    let placement =
+        PlacementConfig { attention: cpu, experts: npu.clone(), hot: npu, ..PlacementConfig::defaults() };
+    assert_eq!(c.placement, placement);
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
     assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);

@@ -2,7 +2,7 @@
 //!
 //! A [`model::Model`] gives the shapes, [`units`] what runs where, a recorded trace the loads of the experts. Of these [`work`] makes
 //! tasks with the costs of a device file, [`timeline`] lets the units' queues execute them, and [`energy`] counts joules. A
-//! [`run`] is a prompt on a placement; a [`request`] is what pass `reside` compares placements by.
+//! [`run`] is a prompt on a placement; a [`request`] is what pass `assign_residency` compares placements by.
 //!
 //! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
 //! again, and finds them.

@@ -1,4 +1,4 @@
-//! A whole request, prompt and answer, on a placement: by its cost pass `reside` finds a home for attention.
+//! A whole request, prompt and answer, on a placement: by its cost pass `assign_residency` chooses the unit of attention.
 
 use super::constants::Constants;
 use super::model::Model;
@@ -11,7 +11,7 @@ use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::{EntryKind, Module, Role};
 use moec_profile::loads::{LayerLoads, Loads};
 
-/// A model, a device, and the request that is asked of them.
+/// A model, a device, and a request to them.
 #[derive(Debug)]
 pub struct Request<'a> {
     model: Model,

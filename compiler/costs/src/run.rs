@@ -5,7 +5,7 @@ use super::energy::Energy;
 use super::model::Model;
 use super::timeline::{Queue, Timeline, What, queues};
 use super::units::Units;
-use super::work::{Call, Place, Work};
+use super::work::{Call, CallPlace, Work};
 use moec_ir::placement::{ExpertTable, Overflow};
 use moec_profile::loads::Loads;
 
@@ -91,13 +91,13 @@ impl Scene<'_> {
     pub fn run(&self, placed: &Placed, prompt: &Prompt) -> Outcome {
         let mut work = Work::new(self.model, self.units, self.constants);
         let context = prompt.tokens() + prompt.decode.len() as u32;
-        let place = Place {
+        let place = CallPlace {
             attention: placed.attention,
             dense: placed.dense,
             tables: placed.tables.as_deref(),
             resident: placed.resident,
         };
-        let decoding = Place {
+        let decoding = CallPlace {
             attention: placed.decode_attention,
             dense: placed.decode_dense,
             tables: placed.tables.as_deref().filter(|_| placed.decode_graphs),

@@ -67,7 +67,7 @@ pub enum What {
     Between,
     /// Waiting for an expert.
     Wait,
-    /// An expert read from flash.
+    /// An expert read from disk.
     Read,
     /// The same before it was requested.
     ReadAhead,

@@ -1,42 +1,42 @@
-//! Units: all of a device, and the two that `tier`, `group` and `reside` divide a model between, with what experts cost there.
+//! Units: all of a device, and the two that `tier`, `group` and `assign_residency` divide a model between, with what experts cost there.
 
+use moec_backend::{Backend, StaticGraphs};
 use moec_base::error::{Error, Result};
-use moec_config::{Home, Homes};
-use moec_device::{Device, Unit, UnitKind};
-use moec_family::{Family, StaticGraphs};
+use moec_config::{PlacementConfig, UnitSetting};
+use moec_device::{Device, DeviceUnit, UnitKind};
 use moec_ir::placement::CAPACITY_ALIGN;
 use moec_ir::plan::{Memory, MemoryLink, UnitRef};
 use moec_ir::{Module, Operand, Weight};
 use moec_profile::loads::LayerLoads;
-use moec_targets::families;
+use moec_targets::backends;
 use std::collections::BTreeMap;
 
 /// Preferred unit of what static graphs could take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wish {
+pub enum UnitPreference {
     /// The one with lower costs.
     #[default]
     Auto,
     /// On the unit with static graphs.
     Graphs,
     /// Not there.
-    Processor,
+    Cpu,
 }
 
-impl Wish {
+impl UnitPreference {
     /// Every one.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Processor];
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Cpu];
 }
 
 /// A unit without static graphs: it runs operators with dynamic shapes.
 #[derive(Clone, Copy, Debug)]
-pub struct Free<'a> {
+pub struct DynamicUnit<'a> {
     /// Index in the device, and in the plan.
     pub index: u32,
     /// The unit.
-    pub unit: &'a Unit,
-    /// Its family.
-    pub family: &'static dyn Family,
+    pub unit: &'a DeviceUnit,
+    /// Its backend.
+    pub backend: &'static dyn Backend,
 }
 
 /// All units of a device, in its order.
@@ -44,10 +44,10 @@ pub struct Free<'a> {
 pub struct UnitList<'a> {
     /// The device.
     pub device: &'a Device,
-    /// Those beside the CPU whose shapes are dynamic.
-    pub free: Vec<Free<'a>>,
+    /// Accelerators with dynamic shapes.
+    pub accelerators: Vec<DynamicUnit<'a>>,
     /// Whether one of these has NDP DIMMs.
-    pub modules: bool,
+    pub has_ndp_dimms: bool,
 }
 
 /// Unit that a key of `[placement]` names, of the CPU and units with dynamic shapes.
@@ -56,30 +56,31 @@ pub enum Named<'a> {
     /// No unit: the compiler decides.
     Auto,
     /// The CPU.
-    Processor,
+    Cpu,
     /// Another unit.
-    Unit(Free<'a>),
+    Unit(DynamicUnit<'a>),
 }
 
 impl<'a> UnitList<'a> {
     /// The units of a device.
     pub fn of(device: &'a Device) -> Self {
-        let free = |(i, unit): (usize, &'a Unit)| {
-            let family = families::of(unit, device).ok()?;
-            let beside = unit.kind != UnitKind::Cpu && family.graphs().is_none();
-            Some(Free { index: u32::try_from(i).ok()?, unit, family }).filter(|_| beside)
+        let dynamic = |(i, unit): (usize, &'a DeviceUnit)| {
+            let backend = backends::of(unit, device).ok()?;
+            let accelerates = unit.kind != UnitKind::Cpu && backend.graphs().is_none();
+            Some(DynamicUnit { index: u32::try_from(i).ok()?, unit, backend }).filter(|_| accelerates)
         };
-        let free: Vec<Free<'a>> = device.units.iter().enumerate().filter_map(free).collect();
-        let modules = free.iter().any(|f| f.family.streams().is_some());
-        Self { device, free, modules }
+        let accelerators: Vec<DynamicUnit<'a>> =
+            device.units.iter().enumerate().filter_map(dynamic).collect();
+        let has_ndp_dimms = accelerators.iter().any(|f| f.backend.command_streams().is_some());
+        Self { device, accelerators, has_ndp_dimms }
     }
 
     /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.
     ///
     /// # Errors
     /// A name that no unit has.
-    pub fn named(&self, key: &str, home: &Home) -> Result<Option<u32>> {
-        let Some(name) = home.unit() else { return Ok(None) };
+    pub fn named(&self, key: &str, setting: &UnitSetting) -> Result<Option<u32>> {
+        let Some(name) = setting.unit() else { return Ok(None) };
         let units = &self.device.units;
         let by_name = units.iter().position(|u| u.name == name);
         let found = by_name.or_else(|| units.iter().position(|u| u.kind.name() == name));
@@ -102,11 +103,11 @@ impl<'a> UnitList<'a> {
     ///
     /// # Errors
     /// As [`UnitList::named`]; a unit with static graphs.
-    pub fn dynamic(&self, key: &str, home: &Home) -> Result<Named<'a>> {
-        match self.named(key, home)? {
+    pub fn dynamic(&self, key: &str, setting: &UnitSetting) -> Result<Named<'a>> {
+        match self.named(key, setting)? {
             None => Ok(Named::Auto),
-            Some(0) => Ok(Named::Processor),
-            Some(index) => self.free(index).map(Named::Unit).ok_or_else(|| {
+            Some(0) => Ok(Named::Cpu),
+            Some(index) => self.accelerator(index).map(Named::Unit).ok_or_else(|| {
                 let name = self.device.units.get(index as usize).map_or("", |u| &u.name);
                 Error::input(format!("`{key}` under `[placement]` is `{name}`, whose graphs are static"))
                     .hint("what of it such a unit runs goes with `attention`")
@@ -114,23 +115,23 @@ impl<'a> UnitList<'a> {
         }
     }
 
-    /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it. Gives what to say of names
+    /// Looks at every unit that `[placement]` names, whether or not a pass of this device requires it. Gives what to say of names
     /// that a device of the CPU alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
     ///
     /// # Errors
     /// As [`UnitList::named`] and [`UnitList::dynamic`], where there are other units.
-    pub fn check(&self, homes: &Homes) -> Result<Vec<String>> {
+    pub fn check(&self, placement: &PlacementConfig) -> Result<Vec<String>> {
         let alone = self.device.units.iter().all(|u| u.kind == UnitKind::Cpu);
         let mut notes = Vec::new();
         let roles = [
-            ("attention", &homes.attention),
-            ("mixer", &homes.mixer),
-            ("experts", &homes.experts),
-            ("rest", &homes.rest),
+            ("attention", &placement.attention),
+            ("mixer", &placement.mixer),
+            ("experts", &placement.experts),
+            ("rest", &placement.rest),
         ];
-        for (key, home) in roles {
-            let found = self.named(key, home);
-            if let (true, Err(_), Some(name)) = (alone, &found, home.unit()) {
+        for (key, setting) in roles {
+            let found = self.named(key, setting);
+            if let (true, Err(_), Some(name)) = (alone, &found, setting.unit()) {
                 let device = &self.device.name;
                 notes.push(format!(
                     "`{key}` under `[placement]` is `{name}`, which `{device}` has not: the CPU runs all of it"
@@ -140,8 +141,8 @@ impl<'a> UnitList<'a> {
             found?;
         }
         if !alone {
-            self.dynamic("mixer", &homes.mixer)?;
-            self.dynamic("rest", &homes.rest)?;
+            self.dynamic("mixer", &placement.mixer)?;
+            self.dynamic("rest", &placement.rest)?;
         }
         Ok(notes)
     }
@@ -150,32 +151,30 @@ impl<'a> UnitList<'a> {
     ///
     /// # Errors
     /// As [`UnitList::named`]; a share of a unit with static graphs, which takes experts by groups.
-    pub fn wish(&self, key: &str, home: &Home) -> Result<Wish> {
-        let Some(index) = self.named(key, home)? else { return Ok(Wish::Auto) };
+    pub fn preference(&self, key: &str, setting: &UnitSetting) -> Result<UnitPreference> {
+        let Some(index) = self.named(key, setting)? else { return Ok(UnitPreference::Auto) };
         let unit = self.device.units.get(index as usize);
-        let graphs = unit.is_some_and(|u| families::graphs(u, self.device).is_some());
-        match home {
-            Home::Share(name, _) if graphs => Err(Error::input(format!(
+        let graphs = unit.is_some_and(|u| backends::graphs(u, self.device).is_some());
+        match setting {
+            UnitSetting::Share(name, _) if graphs => Err(Error::input(format!(
                 "`{key}` under `[placement]` gives `{name}` a share of the experts"
             ))
             .because("a unit with static graphs takes experts by groups, as their loads pay for launches")
             .hint(format!("write `{key} = \"{name}\"` or `{key} = \"auto\"`"))),
-            _ => Ok(if graphs { Wish::Graphs } else { Wish::Processor }),
+            _ => Ok(if graphs { UnitPreference::Graphs } else { UnitPreference::Cpu }),
         }
     }
 
-    /// The free unit of an index.
-    pub fn free(&self, index: u32) -> Option<Free<'a>> {
-        self.free.iter().copied().find(|f| f.index == index)
+    /// The accelerator with that index, if its shapes are dynamic.
+    pub fn accelerator(&self, index: u32) -> Option<DynamicUnit<'a>> {
+        self.accelerators.iter().copied().find(|f| f.index == index)
     }
 
     /// Units, memories and links, as a plan names them.
     pub fn for_plan(&self) -> (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>) {
-        let home = Memory {
-            name: self.device.processor_memory().unwrap_or("memory").to_owned(),
-            ..Memory::default()
-        };
-        let mut memories = vec![home];
+        let host =
+            Memory { name: self.device.cpu_memory().unwrap_or("memory").to_owned(), ..Memory::default() };
+        let mut memories = vec![host];
         let mut units = Vec::new();
         for unit in &self.device.units {
             let memory = self.device.memory_of(unit).map_or(0, |name| {
@@ -188,13 +187,13 @@ impl<'a> UnitList<'a> {
             });
             units.push(UnitRef {
                 name: unit.name.clone(),
-                family: self.device.family_of(unit).to_owned(),
+                backend: self.device.backend_of(unit).to_owned(),
                 memory: memory as u32,
             });
         }
-        let beside = units.iter().any(|u| u.family != moec_device::PROCESSORS);
-        if !beside {
-            units = vec![UnitRef::processor()];
+        let has_accelerator = units.iter().any(|u| u.backend != moec_device::CPU_BACKEND);
+        if !has_accelerator {
+            units = vec![UnitRef::cpu()];
         }
         let links = (1..memories.len() as u32).map(|to| MemoryLink { from: 0, to }).collect();
         (units, memories, links)
@@ -207,9 +206,9 @@ pub struct Units<'a> {
     /// The device.
     pub device: &'a Device,
     /// Its CPU.
-    pub cpu: &'a Unit,
+    pub cpu: &'a DeviceUnit,
     /// Its neural processing unit.
-    pub npu: &'a Unit,
+    pub npu: &'a DeviceUnit,
     /// Static graphs of that unit's backend.
     pub graphs: &'static dyn StaticGraphs,
     cpu_index: u32,
@@ -230,7 +229,7 @@ impl<'a> Units<'a> {
     pub fn of(device: &'a Device) -> Option<Self> {
         let cpu = device.unit_of(UnitKind::Cpu)?;
         let (npu, graphs) =
-            device.units.iter().enumerate().find_map(|(i, u)| Some((i, families::graphs(u, device)?)))?;
+            device.units.iter().enumerate().find_map(|(i, u)| Some((i, backends::graphs(u, device)?)))?;
         let index = |i: usize| u32::try_from(i).ok();
         Some(Self {
             device,

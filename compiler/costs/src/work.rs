@@ -31,12 +31,12 @@ pub struct Call<'a> {
 
 /// Place of a call.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct CallPlace<'a> {
     /// Attention.
     pub attention: Queue,
     /// Dense and shared networks.
     pub dense: Queue,
-    /// Groups and homes, by MoE layer; none: every expert on the CPU.
+    /// Groups and units, by MoE layer; none: every expert on the CPU.
     pub tables: Option<&'a [ExpertTable]>,
     /// Whether graphs stay on the NPU.
     pub resident: bool,
@@ -68,7 +68,7 @@ impl<'a> Work<'a> {
     }
 
     /// Adds a call, after those that are there.
-    pub fn add(&mut self, call: &Call<'_>, place: &Place<'_>) {
+    pub fn add(&mut self, call: &Call<'_>, place: &CallPlace<'_>) {
         (self.call, self.rows) = (call.call, call.rows);
         let model = self.model;
         let mut moe = 0;

@@ -7,7 +7,7 @@ use moec_base::progress::Progress;
 use moec_bundle::toolchain::{Missing, Route};
 use moec_bundle::write::{self, Summary};
 use moec_bundle::{cargo, destination, workspace};
-use moec_config::{Config, Home, Homes, Predict, Rounding, Size, Threshold};
+use moec_config::{Config, PlacementConfig, Predict, Rounding, Size, Threshold, UnitSetting};
 use moec_costs::units::{UnitList, Units};
 use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, UnitKind};
@@ -18,11 +18,11 @@ use moec_measure::tuner::Tuner;
 use moec_measure::{calibrate, mix, thresholds};
 use moec_passes::decisions::Decision;
 use moec_passes::tune::KernelTimer;
-use moec_passes::{frames, tier};
+use moec_passes::{gpu_expert_cache, tier};
 use moec_pipeline::{Compilation, Compiled, Inputs, QualityProbe, Stops, first_token};
 use moec_profile::{Importance, Profile};
 use moec_service::template::Templates;
-use moec_targets::families;
+use moec_targets::backends;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub struct Request<'a> {
 
 /// A bundle that was written.
 #[derive(Clone, Debug)]
-pub struct Built {
+pub struct BuiltBundle {
     /// Its folder.
     pub folder: PathBuf,
     /// Its plan.
@@ -70,7 +70,7 @@ pub fn build(
     request: &Request<'_>,
     progress: &Progress,
     print: &mut dyn FnMut(&str),
-) -> Result<Option<Built>> {
+) -> Result<Option<BuiltBundle>> {
     let device = moec_targets::device(request.target)?;
     let target = moec_targets::target_of(&device, request.target)?;
     let config = configure(request, &device)?;
@@ -118,7 +118,7 @@ pub fn build(
     }
     moec_base::interrupt::check()?;
     let entry = profile.as_ref().map(|profile| calibrate::entry(&config, profile)).transpose()?;
-    let from_source = request.from_source || families::needs_cargo(&device);
+    let from_source = request.from_source || backends::needs_cargo(&device);
     let options = write::Options {
         route,
         reuse: request.reuse,
@@ -127,13 +127,13 @@ pub fn build(
         profile: weighed.map(|w| w.entry.clone()).or(entry),
     };
     let (plan, summary) = write::write(&compiled, &folder, options, progress)?;
-    Ok(Some(Built { folder, plan, summary }))
+    Ok(Some(BuiltBundle { folder, plan, summary }))
 }
 
 /// Configuration of the user: the `model.toml`, with what the request has in place of it.
 ///
 /// # Errors
-/// A file that cannot be used, or that asks for what the device cannot do.
+/// A file that cannot be used, or that requests what the device cannot do.
 fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
     if let Some(percent) = request.gpu_experts {
         check_gpu_experts(device, percent, request.target)?;
@@ -143,7 +143,7 @@ fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
         config.placement.experts = gpu_experts(percent);
         config.placement.policy.get_or_insert(moec_config::POLICY);
     }
-    frames::check(&UnitList::of(device), &config.placement)?;
+    gpu_expert_cache::check(&UnitList::of(device), &config.placement)?;
     Ok(config)
 }
 
@@ -164,12 +164,12 @@ fn prepare(
         workspace::recover(folder)?.iter().for_each(|note| progress.warn(note));
         destination::look(folder, folder)?;
     }
-    let from_source = request.from_source || families::needs_cargo(target.device());
+    let from_source = request.from_source || backends::needs_cargo(target.device());
     let route = (request.link && writes).then(|| Route::find(target.triple(), from_source));
     if let Some(Ok(Route::Cargo(_))) = &route {
-        cargo::ask()?;
+        cargo::cache_folder()?;
     }
-    ask_for_calibration(config)?;
+    require_calibration(config)?;
     if writes && Units::of(target.device()).is_some() {
         cache_dir::path()
             .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
@@ -211,10 +211,10 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
 fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let config = inputs.config;
     let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
-    let elsewhere = inputs.units.is_some() || !inputs.list.free.is_empty();
+    let elsewhere = inputs.units.is_some() || !inputs.list.accelerators.is_empty();
     let decides = elsewhere || config.memory.budget.is_some() || approximates;
     let profile = if decides { calibrate::profile(inputs, progress)? } else { None };
-    if profile.is_none() && config.experts.predict.is_asked_for() {
+    if profile.is_none() && config.experts.predict.is_requested() {
         return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
             .hint("name `text` or `profile` under `[calibrate]`"));
     }
@@ -291,8 +291,8 @@ fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
 }
 
 /// Placement of experts by `--gpu-experts`.
-fn gpu_experts(percent: u8) -> Home {
-    Home::Share(UnitKind::Gpu.name().to_owned(), percent)
+fn gpu_experts(percent: u8) -> UnitSetting {
+    UnitSetting::Share(UnitKind::Gpu.name().to_owned(), percent)
 }
 
 /// Checks `--gpu-experts` against the target, before anything is read.
@@ -304,9 +304,12 @@ fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
         return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
             .hint("`moec targets` lists targets with one; or leave `--gpu-experts` out"));
     }
-    let wanted =
-        Homes { experts: gpu_experts(percent), policy: Some(moec_config::POLICY), ..Homes::defaults() };
-    frames::check(&UnitList::of(device), &wanted).map_err(|why| {
+    let wanted = PlacementConfig {
+        experts: gpu_experts(percent),
+        policy: Some(moec_config::POLICY),
+        ..PlacementConfig::defaults()
+    };
+    gpu_expert_cache::check(&UnitList::of(device), &wanted).map_err(|why| {
         let hint = format!("{}; or leave `--gpu-experts` out", why.hint.clone().unwrap_or_default());
         let why = why.context(format!("`--gpu-experts {percent}%` cannot be used with `--target {target}`"));
         Error { fault: Fault::Usage, hint: Some(hint), ..why }
@@ -345,7 +348,7 @@ fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
 }
 
 /// The cache folder must be writable before texts are read for minutes whose profile is kept there.
-fn ask_for_calibration(config: &Config) -> Result<()> {
+fn require_calibration(config: &Config) -> Result<()> {
     if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
         cache_dir::writable_for(
             "calibration on `text` under `[calibrate]`",

@@ -1,7 +1,7 @@
 //! Filetests: one pass on one small file, which holds what goes in and what comes out.
 //!
 //! ```text
-//! ;! pass: fetch                    the pass
+//! ;! pass: prefetch_experts         the pass
 //! ;! memory.budget = "17 MiB"       its options, as in model.toml
 //! ; What the file shows.
 //!
@@ -24,20 +24,20 @@
 mod checkpoint;
 mod parse;
 
+use moec_backend::{HotBatch, HotLayer};
 use moec_base::error::{Error, Result, io_error};
 use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_costs::units::Units;
 use moec_cpu::CpuTarget;
 use moec_device::Device;
-use moec_family::{HotBatch, HotLayer};
 use moec_import::ImportOptions;
 use moec_ir::Module;
 use moec_ir::placement::Placement;
 use moec_ir::plan::ModelInfo;
 use moec_ir::text::{ParseError, parse_module, parse_placement};
 use moec_passes::threshold::Thresholds;
-use moec_pipeline::{Compilation, Inputs, PIPELINE, Pass, Prints, Stops};
+use moec_pipeline::{Compilation, Inputs, IrLevel, PIPELINE, Pass, Stops};
 use moec_profile::loads::{LayerLoads, Loads};
 use parse::{Sections, with_expectation};
 use serde::Deserialize;
@@ -79,7 +79,7 @@ impl Filetest {
         let from = match sections.pass("from", path)? {
             Some(from) => from,
             None if sections.input("graph").is_none() => moec_pipeline::find("lower")?,
-            None if pass.prints == Prints::Plan => moec_pipeline::find(LAYOUT)?,
+            None if pass.ir_level == IrLevel::Plan => moec_pipeline::find(LAYOUT)?,
             None => pass,
         };
         Ok(Self { path: path.into(), pass, from, sections })
@@ -148,7 +148,7 @@ impl Filetest {
     /// Runs the pass, and what it needs before it.
     fn compile<'d>(&self, mut c: Compilation<'d>, device: &'d Device) -> Result<String> {
         c.inputs.units = Units::of(device);
-        let Pass { name, when, prints, .. } = *self.pass;
+        let Pass { name, when, ir_level, .. } = *self.pass;
         let first = PIPELINE.iter().position(|p| p.name == self.from.name).unwrap_or(0);
         let last = PIPELINE.iter().position(|p| p.name == name).unwrap_or(0);
         if first > last {
@@ -170,8 +170,8 @@ impl Filetest {
         let before = c.text();
         let stops = Stops { start_at: Some(name), stop_after: Some(name), ..Stops::default() };
         c.run(stops, &silent, &mut |_| {})?;
-        let asked = self.sections.key("show").is_some();
-        Ok(if asked || (prints == Prints::Plan && name != LAYOUT) {
+        let requested = self.sections.key("show").is_some();
+        Ok(if requested || (ir_level == IrLevel::Plan && name != LAYOUT) {
             changes(&before, &c.text())
         } else {
             c.text()
@@ -201,9 +201,9 @@ impl Filetest {
         let wrong = |why: String| {
             Error::input(format!("the loads of `{}` are wrong", self.path.display())).because(why)
         };
-        let given: Given = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        let given: CalibrationLoads = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let mut layers = Vec::new();
-        for Seen { layer, k, samples, tokens } in given.layer {
+        for GivenLayer { layer, k, samples, tokens } in given.layer {
             let experts = samples.first().map_or(0, Vec::len);
             if experts == 0 || samples.iter().any(|s| s.len() != experts) {
                 return Err(wrong(format!("layer {layer} has not as many experts in every chunk")));
@@ -247,14 +247,14 @@ struct HotOf {
 /// Loads that a calibration would have seen: for every layer how many tokens of each chunk chose each expert.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Given {
+struct CalibrationLoads {
     chunk: u32,
-    layer: Vec<Seen>,
+    layer: Vec<GivenLayer>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Seen {
+struct GivenLayer {
     layer: u32,
     k: u32,
     samples: Vec<Vec<u32>>,
@@ -295,7 +295,7 @@ fn model_of(module: &Module) -> ModelInfo {
         parameters,
         active_parameters: parameters,
         big_little: None,
-        silenced: None,
+        thresholded: None,
     }
 }
 

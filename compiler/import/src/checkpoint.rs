@@ -20,18 +20,18 @@ pub struct ImportOptions {
     pub allow_nonfinite: bool,
 }
 
-/// An open checkpoint. Nothing is decoded before it is asked for.
+/// An open checkpoint. Nothing is decoded before it is requested.
 #[derive(Debug)]
 pub struct Checkpoint {
     container: Box<dyn Container>,
     options: ImportOptions,
-    /// Its tokenizer, from when it was first asked for.
+    /// Its tokenizer, from when it was first requested.
     tokenizer: OnceLock<Option<Vec<u8>>>,
     /// Bytes of the container that were looked at since they were last let go.
     touched: AtomicUsize,
 }
 
-/// Bytes of the checkpoint that reading may keep in memory. They are the system's cache and come back when
+/// Bytes of the checkpoint that reading may keep in memory. They are the operating system's cache and come back when
 /// they are wanted, but they count as this process's own.
 const RESIDENT: usize = 64 << 20;
 
@@ -166,8 +166,8 @@ impl Checkpoint {
     }
 
     /// Where there are no tensors, what records which ones are requested.
-    pub(super) fn asked(&self) -> Option<&containers::asked::Asked> {
-        self.container.asked()
+    pub(super) fn requested(&self) -> Option<&containers::requested::Requested> {
+        self.container.requested()
     }
 
     /// A tensor's stored bytes, row-major.
@@ -238,7 +238,7 @@ impl Checkpoint {
         self.options.allow_nonfinite
     }
 
-    /// Has the system fetch bytes of a tensor that will be read soon.
+    /// Has the operating system fetch bytes of a tensor that will be read soon.
     pub(super) fn will_read(&self, t: &Tensor, bytes: Range<usize>) {
         self.container.will_read(t, bytes);
     }

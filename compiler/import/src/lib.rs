@@ -51,10 +51,10 @@ pub fn tensors_of(
     config: serde_json::Map<String, serde_json::Value>,
     there: &'static [&'static str],
 ) -> Result<Vec<(String, Vec<usize>)>> {
-    let container = containers::asked::Imagined::new(Config::of("config.json", config), there);
+    let container = containers::requested::Imagined::new(Config::of("config.json", config), there);
     let checkpoint = Checkpoint::of(Box::new(container), &ImportOptions::default());
     read(&checkpoint)?;
-    Ok(checkpoint.asked().map_or_else(Vec::new, containers::asked::Asked::all))
+    Ok(checkpoint.requested().map_or_else(Vec::new, containers::requested::Requested::all))
 }
 
 /// Reads what a checkpoint computes.

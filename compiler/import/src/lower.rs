@@ -99,7 +99,7 @@ fn bug(e: TypeError) -> Error {
 }
 
 /// Result of adding nodes.
-pub type Built<T = ValueId> = std::result::Result<T, TypeError>;
+pub type LowerResult<T = ValueId> = std::result::Result<T, TypeError>;
 
 /// Rows that a mixer reads.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +130,7 @@ pub struct Lowering<'a, 'm> {
 }
 
 impl<'a> Lowering<'a, '_> {
-    fn model(&mut self) -> Built {
+    fn model(&mut self) -> LowerResult {
         let spec = self.spec;
         self.g.scope(Part::EMBED);
         let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
@@ -165,11 +165,11 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// As [`Self::norm`].
-    pub fn scaled(&mut self, factor: f32, x: ValueId) -> Built {
+    pub fn scaled(&mut self, factor: f32, x: ValueId) -> LowerResult {
         if factor == 1.0 { Ok(x) } else { self.g.one(Op::Scale { factor }, &[x.into()]) }
     }
 
-    fn layer(&mut self, i: u32, layer: &'a LayerSpec, input: ValueId) -> Built {
+    fn layer(&mut self, i: u32, layer: &'a LayerSpec, input: ValueId) -> LowerResult {
         let mut parts = BTreeSet::new();
         if let Some(part) = layer.mixers().map(|m| m.of().part()).find(|part| !parts.insert(part.clone())) {
             return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
@@ -183,7 +183,7 @@ impl<'a> Lowering<'a, '_> {
 
     /// A block of layer `i` on the stream `x`; `input` is the stream before the layer. The norm before it stands in the
     /// scope of the first mixer, what joins the mixers and the stream in that of the last.
-    fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> Built {
+    fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> LowerResult {
         let empty = || TypeError::new(format!("layers.{i}"), "a block without mixers");
         let (first, rest) = block.mixers.split_first().ok_or_else(empty)?;
         let scope = Scope::in_layer(i, first.of().part());
@@ -207,7 +207,7 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// A mixer of layer `i` on rows.
-    fn mixer(&mut self, i: u32, mixer: &'a Mixer, rows: Rows) -> Built {
+    fn mixer(&mut self, i: u32, mixer: &'a Mixer, rows: Rows) -> LowerResult {
         let mixer = mixer.of();
         self.g.scope(Scope::in_layer(i, mixer.part()));
         mixer.lower(self, &format!("layers.{i}"), rows)
@@ -217,7 +217,7 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// Parts that do not fit each other, as of all that follow.
-    pub fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> Built {
+    pub fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> LowerResult {
         match norm {
             Norm::Rms { eps, weight } => self.rms(name, *eps, 1, Some(weight), x),
             Norm::Layer { eps, weight, bias } => {
@@ -239,7 +239,7 @@ impl<'a> Lowering<'a, '_> {
         groups: usize,
         weight: Option<&WeightExpr>,
         x: ValueId,
-    ) -> Built {
+    ) -> LowerResult {
         let mut inputs = vec![x.into()];
         if let Some(weight) = weight {
             inputs.push(self.weight(name, WeightClass::Exact, weight)?.into());
@@ -251,7 +251,7 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// As [`Self::norm`].
-    pub fn linear(&mut self, name: &str, class: WeightClass, p: &Projection, x: ValueId) -> Built {
+    pub fn linear(&mut self, name: &str, class: WeightClass, p: &Projection, x: ValueId) -> LowerResult {
         let mut inputs = vec![x.into(), self.weight(name, class, &p.weight)?.into()];
         if let Some(bias) = &p.bias {
             inputs.push(self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?.into());
@@ -263,7 +263,7 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// As [`Self::norm`].
-    pub fn rope(&mut self, rope: &'a Rope) -> Built {
+    pub fn rope(&mut self, rope: &'a Rope) -> LowerResult {
         if let Some((_, angles)) = self.angles.iter().find(|(r, _)| *r == rope) {
             return Ok(*angles);
         }
@@ -296,7 +296,7 @@ impl<'a> Lowering<'a, '_> {
         [heads, dim]: [usize; 2],
         window: Option<usize>,
         x: ValueId,
-    ) -> Built<Operand> {
+    ) -> LowerResult<Operand> {
         let (rows, kind) = self.shapes.kept(window);
         let state = self.state(name, kind, [heads, rows, dim]);
         let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
@@ -313,7 +313,7 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// As [`Self::norm`].
-    pub fn weight(&mut self, name: &str, class: WeightClass, expr: &WeightExpr) -> Built<WeightId> {
+    pub fn weight(&mut self, name: &str, class: WeightClass, expr: &WeightExpr) -> LowerResult<WeightId> {
         let shape = expr.shape()?;
         let weight = Weight { name: name.to_owned(), shape, class, format: Format::F32, expr: expr.clone() };
         self.g.weight(weight)

@@ -20,7 +20,7 @@ impl Map {
         Ok(Self(map))
     }
 
-    /// Tells the system that these bytes will be read soon, so that it fetches them meanwhile. Bytes out of range are ignored.
+    /// Notifies the system that these bytes will be read soon, so that it fetches them meanwhile. Bytes out of range are ignored.
     pub fn will_read(&self, range: Range<usize>) {
         #[cfg(unix)]
         if range.start < range.end && range.end <= self.0.len() {
@@ -31,7 +31,7 @@ impl Map {
         let _ = range;
     }
 
-    /// Tells the system that these bytes are not needed any more, so that they leave memory. They can
+    /// Notifies the system that these bytes are not needed any more, so that they leave memory. They can
     /// still be read, and are then fetched from the file anew. Bytes out of range are ignored.
     pub fn release(&self, range: Range<usize>) {
         if range.start >= range.end || range.end > self.0.len() {

@@ -1,7 +1,7 @@
 //! Rectangles of a checkpoint's tensors: decoded, as they are stored, or soon.
 
 use super::checkpoint::{Checkpoint, Tensor};
-use super::encodings::{self, Encoding, Taken, squeezed};
+use super::encodings::{self, Conversion, Encoding, squeezed};
 use super::quantised::Decoder;
 use moec_base::error::{Error, Result};
 use moec_ir::{Encoding as Stored, Format, Leaf, Source};
@@ -13,7 +13,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 /// Place of a rectangle in a leaf, as [`Source::read`] has it.
 #[derive(Clone, Debug)]
 struct Rect {
-    lead: usize,
+    matrix: usize,
     rows: Range<usize>,
     cols: Range<usize>,
     /// Rows and columns of the whole.
@@ -27,7 +27,7 @@ impl Checkpoint {
     /// Checks that a rectangle of `numbers` numbers is within its leaf.
     fn rect(
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         numbers: usize,
@@ -36,15 +36,15 @@ impl Checkpoint {
         let extent = (axis(1), axis(0));
         let ordered = rows.start <= rows.end && cols.start <= cols.end;
         let wanted = rows.len().checked_mul(cols.len());
-        let within = lead < axis(2) && rows.end <= extent.0 && cols.end <= extent.1;
+        let within = matrix < axis(2) && rows.end <= extent.0 && cols.end <= extent.1;
         let sized = leaf.shape.iter().try_fold(4_usize, |n, &d| n.checked_mul(d));
         if !ordered || !within || wanted != Some(numbers) || leaf.shape.len() > 3 || sized.is_none() {
             return Err(Error::bug(format!(
-                "rectangle [{lead}, {rows:?}, {cols:?}] of {numbers} numbers asked of tensor `{}` {:?}",
+                "rectangle [{matrix}, {rows:?}, {cols:?}] of {numbers} numbers requested of tensor `{}` {:?}",
                 leaf.tensor, leaf.shape
             )));
         }
-        Ok(Rect { lead, rows, cols, extent })
+        Ok(Rect { matrix, rows, cols, extent })
     }
 
     /// The stored numbers of a plain leaf, found to be as many as it has.
@@ -80,14 +80,14 @@ impl Checkpoint {
     fn decode(&self, leaf: &Leaf, at: &Rect, out: &mut [f32]) -> Result<()> {
         if let Stored::Coded(coded) = &leaf.encoding {
             let decoder = Decoder::of(self, leaf, coded)?;
-            self.touch(decoder.bytes(at.lead, &at.rows).len());
-            let whole = decoder.decode(at.lead, at.rows.clone(), at.cols.clone(), out);
+            self.touch(decoder.bytes(at.matrix, &at.rows).len());
+            let whole = decoder.decode(at.matrix, at.rows.clone(), at.cols.clone(), out);
             return if whole { Ok(()) } else { Err(self.mismatch(leaf, self.tensor(&leaf.tensor)?)) };
         }
         let numbers = self.numbers(leaf)?;
         // Whole rows: the pages of a strip of columns are those of its rows.
         self.touch(at.rows.len().saturating_mul(numbers.pitch));
-        let first_row = at.lead * at.extent.0 + at.rows.start;
+        let first_row = at.matrix * at.extent.0 + at.rows.start;
         for (out, row) in out.chunks_exact_mut(at.cols.len()).zip(first_row..) {
             let stored = self.blocks(leaf, at, &numbers, row)?;
             (numbers.encoding.decode)(stored, at.cols.start, out);
@@ -107,7 +107,7 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<bool> {
         let (size, pitch) = (numbers.encoding.bytes, numbers.pitch);
-        let from = (at.lead * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
+        let from = (at.matrix * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
         let mut all = numbers.bytes.get(from..).ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
         // Rows of the whole width lie together.
         let row = if at.cols.len() == at.extent.1 { out.len() } else { at.cols.len() * size };
@@ -134,7 +134,7 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<bool> {
         for (i, out) in out.as_chunks_mut().0.chunks_exact_mut(at.cols.len()).enumerate() {
-            let row = at.lead * at.extent.0 + at.rows.start + i;
+            let row = at.matrix * at.extent.0 + at.rows.start + i;
             let stored = self.blocks(leaf, at, numbers, row)?;
             if !take(stored, at.cols.start, out) {
                 return Ok(false);
@@ -143,7 +143,7 @@ impl Checkpoint {
         Ok(true)
     }
 
-    /// The blocks of a row that a rectangle's columns lie in; rows of all leads are counted.
+    /// The blocks of a row that a rectangle's columns lie in; rows of all matrices are counted.
     fn blocks<'a>(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'a>, row: usize) -> Result<&'a [u8]> {
         let Encoding { block, bytes, .. } = *numbers.encoding;
         let blocks = at.cols.start / block..at.cols.end.div_ceil(block);
@@ -166,12 +166,12 @@ impl Source for Checkpoint {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Failed> {
-        let at = Self::rect(leaf, lead, rows, cols, out.len())?;
+        let at = Self::rect(leaf, matrix, rows, cols, out.len())?;
         if out.is_empty() {
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Source for Checkpoint {
             && let Some(bad) = encodings::first_non_finite(out)
         {
             let (row, col) = (at.rows.start + bad.at / at.cols.len(), at.cols.start + bad.at % at.cols.len());
-            let index = [lead, row, col];
+            let index = [matrix, row, col];
             let index = &index[3 - leaf.shape.len().clamp(1, 3)..];
             let (file, tensor) = (self.file_of(&leaf.tensor), &leaf.tensor);
             return Err(Error::input(format!(
@@ -197,42 +197,42 @@ impl Source for Checkpoint {
         &self,
         leaf: &Leaf,
         format: Format,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [u8],
     ) -> Result<bool, Failed> {
         if let Stored::Coded(coded) = &leaf.encoding {
-            let at = Self::rect(leaf, lead, rows, cols, out.len() / format.stored_bytes().max(1))?;
+            let at = Self::rect(leaf, matrix, rows, cols, out.len() / format.stored_bytes().max(1))?;
             let decoder = Decoder::of(self, leaf, coded)?;
-            self.touch(decoder.bytes(at.lead, &at.rows).len());
-            return Ok(decoder.take(format, at.lead, at.rows, at.cols, out.as_chunks_mut().0));
+            self.touch(decoder.bytes(at.matrix, &at.rows).len());
+            return Ok(decoder.take(format, at.matrix, at.rows, at.cols, out.as_chunks_mut().0));
         }
         let Ok(numbers) = self.numbers(leaf) else { return Ok(false) };
         let Some(same) = numbers.encoding.same.filter(|same| same.format == format) else { return Ok(false) };
-        let at = Self::rect(leaf, lead, rows, cols, out.len() / format.stored_bytes().max(1))?;
+        let at = Self::rect(leaf, matrix, rows, cols, out.len() / format.stored_bytes().max(1))?;
         if out.is_empty() {
             return Ok(true);
         }
         self.touch(at.rows.len().saturating_mul(numbers.pitch));
         Ok(match same.taken {
-            Taken::Whole(all_finite) => self.copy(leaf, &at, &numbers, all_finite, out)?,
-            Taken::Coded(take) => self.take(leaf, &at, &numbers, take, out)?,
+            Conversion::Whole(all_finite) => self.copy(leaf, &at, &numbers, all_finite, out)?,
+            Conversion::Coded(take) => self.take(leaf, &at, &numbers, take, out)?,
         })
     }
 
-    fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {
+    fn expect(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
         let numbers = rows.len().saturating_mul(cols.len());
-        let at = Self::rect(leaf, lead, rows, cols, numbers);
+        let at = Self::rect(leaf, matrix, rows, cols, numbers);
         let Ok(at) = at else { return };
         if let Stored::Coded(coded) = &leaf.encoding {
             if let (Ok(decoder), Ok(tensor)) = (Decoder::of(self, leaf, coded), self.tensor(&leaf.tensor)) {
-                self.will_read(tensor, decoder.bytes(at.lead, &at.rows));
+                self.will_read(tensor, decoder.bytes(at.matrix, &at.rows));
             }
             return;
         }
         let Ok(Numbers { tensor, pitch, .. }) = self.numbers(leaf) else { return };
-        let first = at.lead * at.extent.0 + at.rows.start;
+        let first = at.matrix * at.extent.0 + at.rows.start;
         self.will_read(tensor, first * pitch..(first + at.rows.len()) * pitch);
     }
 }
@@ -275,31 +275,31 @@ mod tests {
             let tensor = format!("{format} {last}");
             let leaf = Leaf { tensor, shape: vec![2, 3, 5], encoding: Encoding::Plain };
             let size = format.row_bytes(1);
-            for (lead, rows, cols) in
+            for (matrix, rows, cols) in
                 [(0, 0..3, 0..5), (1, 0..2, 0..5), (1, 1..3, 1..4), (1, 2..3, 3..5), (0, 1..1, 0..5)]
             {
                 let n = rows.len() * cols.len();
                 let mut values = vec![0.0; n];
-                checkpoint.read(&leaf, lead, rows.clone(), cols.clone(), &mut values).unwrap();
+                checkpoint.read(&leaf, matrix, rows.clone(), cols.clone(), &mut values).unwrap();
                 let dtype = kinds.iter().find(|k| k.1 == format).unwrap().0;
                 let want: Vec<u8> = values.iter().flat_map(|&x| bytes(dtype, x)).collect();
                 let mut out = vec![1; n * size];
                 let done =
-                    checkpoint.stored(&leaf, format, lead, rows.clone(), cols.clone(), &mut out).unwrap();
-                assert_eq!(done, values.iter().all(|x| x.is_finite()), "{leaf:?} {lead} {rows:?} {cols:?}");
-                assert!(!done || out == want, "{leaf:?} {lead} {rows:?} {cols:?}");
+                    checkpoint.stored(&leaf, format, matrix, rows.clone(), cols.clone(), &mut out).unwrap();
+                assert_eq!(done, values.iter().all(|x| x.is_finite()), "{leaf:?} {matrix} {rows:?} {cols:?}");
+                assert!(!done || out == want, "{leaf:?} {matrix} {rows:?} {cols:?}");
                 // Through an expression, whatever it does to the order.
                 let expr = WeightExpr::Transpose(Box::new(WeightExpr::Leaf(leaf.clone())));
                 let mut turned = vec![1; n * size];
                 let through =
-                    expr.read_stored(format, lead, cols.clone(), rows.clone(), &checkpoint, &mut turned);
+                    expr.read_stored(format, matrix, cols.clone(), rows.clone(), &checkpoint, &mut turned);
                 assert_eq!(through.unwrap(), done);
                 let cell = |i: usize| &turned[i * size..][..size];
                 let same = |i: usize| {
                     cell(i % cols.len() * rows.len() + i / cols.len()) == &want[i * size..][..size]
                 };
                 assert!(!done || (0..n).all(same));
-                checkpoint.expect(&leaf, lead, rows, cols);
+                checkpoint.expect(&leaf, matrix, rows, cols);
             }
             let mut out = [0; 15 * 4];
             for other in Format::ALL.into_iter().filter(|f| *f != format) {

@@ -83,8 +83,8 @@ impl<'a> Tensors<'a> {
 
     /// Whether the checkpoint has a tensor, as plain numbers or quantised.
     pub fn has(&self, name: &str) -> bool {
-        if let Some(asked) = self.checkpoint.asked() {
-            return asked.has(name);
+        if let Some(requested) = self.checkpoint.requested() {
+            return requested.has(name);
         }
         self.checkpoint.get(name).is_some() || self.quantised(name).next().is_some()
     }
@@ -134,7 +134,7 @@ impl<'a> Tensors<'a> {
         self.checkpoint.tensors().map(|(name, _)| name).filter(|name| !taken.contains_key(*name)).collect()
     }
 
-    /// Takes a tensor of the shape that the config asks for, as plain numbers or quantised.
+    /// Takes a tensor of the shape that the config requires, as plain numbers or quantised.
     ///
     /// # Errors
     /// It is missing, has another shape, or is stored in a way that is not supported.
@@ -173,8 +173,8 @@ impl<'a> Tensors<'a> {
     /// A tensor as it is stored, its rows and columns in the order of Hugging Face.
     fn stored(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
-        if let Some(asked) = self.checkpoint.asked() {
-            asked.add(name, &shape);
+        if let Some(requested) = self.checkpoint.requested() {
+            requested.add(name, &shape);
             return Ok(WeightExpr::Leaf(Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain }));
         }
         let mut failed = None;
@@ -223,7 +223,7 @@ impl<'a> Tensors<'a> {
 
     /// As [`Self::stored`], of a tensor that may have other axes of 1.
     fn squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
-        if self.checkpoint.asked().is_some() {
+        if self.checkpoint.requested().is_some() {
             return self.stored(name, want);
         }
         let stored = self.checkpoint.tensor(name)?.shape.as_slice();
@@ -274,7 +274,7 @@ impl<'a> Tensors<'a> {
         }
         let file = self.checkpoint.file_of(name);
         let error = Error::input(format!(
-            "tensor `{name}` in `{file}` has shape {found:?}, but `config.json` asks for {sizes:?}"
+            "tensor `{name}` in `{file}` has shape {found:?}, but `config.json` requires {sizes:?}"
         ));
         let axis = found.iter().zip(want).position(|(f, w)| *f != w.n);
         Err(match axis.and_then(|a| Some((a, want.get(a)?))) {

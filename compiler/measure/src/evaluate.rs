@@ -3,16 +3,16 @@
 
 pub mod big_little;
 
-use crate::twin::Twin;
+use crate::host_build::HostBuild;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_ir::plan::UnitRef;
 use moec_runtime::CheckLevel;
-use moec_runtime::exec::overflow::Tally;
+use moec_runtime::exec::overflow::OverflowCounters;
 use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Options, Program, Want};
-use moec_targets::families;
+use moec_targets::backends;
 use serde::{Deserialize, Serialize};
 
 /// Measurements to make.
@@ -84,7 +84,7 @@ pub struct LayerOverflow {
 }
 
 impl LayerOverflow {
-    fn of((layer, t): (u32, Tally)) -> Self {
+    fn of((layer, t): (u32, OverflowCounters)) -> Self {
         let (drop_rate, spill_rate, padding) = (t.drop_rate(), t.spill_rate(), t.padding_rate());
         Self { layer, routed: t.routed, drop_rate, spill_rate, rows: t.rows, padding }
     }
@@ -162,14 +162,14 @@ pub(crate) fn with_engine<T>(
         if bundle.is_foreign() {
             progress.warn(&bundle.host_build_note());
         }
-        return Twin::of(bundle, progress)?.with_engine(Some(&files), body);
+        return HostBuild::of(bundle, progress)?.with_engine(Some(&files), body);
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s))
         .map_err(Error::from)?
         .emulating(unit.emulated());
     let options = Options::default();
-    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, &files, options).map_err(Error::from)?;
     body(&mut engine)
 }
@@ -220,7 +220,7 @@ fn measure(
         quality.exact_match = Some(asked);
         quality.questions = Some(questions.len());
     }
-    quality.overflow = engine.tallies().into_iter().map(LayerOverflow::of).collect();
+    quality.overflow = engine.overflow_counters().into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
 }
 

@@ -9,7 +9,7 @@
 use crate::calibrate::texts::{Window, held_out, windows};
 use crate::calibrate::{Corpus, WINDOW, read_texts};
 use crate::evaluate::log_probabilities;
-use crate::twin::{Original, Twin, TwinExperts};
+use crate::host_build::{HostBuild, HostBuildExperts, Original};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_config::Config;
@@ -28,7 +28,7 @@ const TOKENS: usize = 32 << 10;
 const FEW: usize = 10;
 
 /// The model with room for every row: its host build, what it read, its loss on each window.
-type Reference = (Twin, Vec<Window>, Vec<f64>);
+type Reference = (HostBuild, Vec<Window>, Vec<f64>);
 
 /// Runs the model of a checkpoint over text.
 pub struct Measured<'a> {
@@ -105,9 +105,9 @@ impl<'a> Measured<'a> {
     }
 
     /// Mean negative log-likelihood of each window.
-    fn losses(&self, twin: &Twin, windows: &[Window]) -> Result<Vec<f64>> {
+    fn losses(&self, host_build: &HostBuild, windows: &[Window]) -> Result<Vec<f64>> {
         let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
-        let found = twin.with_engine(None, |engine| {
+        let found = host_build.with_engine(None, |engine| {
             let loss = |window: &Window| {
                 moec_base::interrupt::check()?;
                 bar.add(1);
@@ -123,21 +123,26 @@ impl<'a> Measured<'a> {
     }
 
     /// The host build of a model that has room for every row; with the weights of another, if they are packed alike.
-    pub(crate) fn unbounded(&self, other: Option<&Twin>, module: &Module, model: &ModelInfo) -> Result<Twin> {
-        let experts = TwinExperts::Unbounded;
+    pub(crate) fn unbounded(
+        &self,
+        other: Option<&HostBuild>,
+        module: &Module,
+        model: &ModelInfo,
+    ) -> Result<HostBuild> {
+        let experts = HostBuildExperts::Unbounded;
         let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
-        Twin::beside(other, &original, self.progress)
+        HostBuild::sharing_weights(other, &original, self.progress)
     }
 
-    fn twin(
+    fn host_build(
         &self,
-        other: Option<&Twin>,
+        other: Option<&HostBuild>,
         candidate: &Candidate<'_>,
-        experts: TwinExperts<'_>,
-    ) -> Result<Twin> {
+        experts: HostBuildExperts<'_>,
+    ) -> Result<HostBuild> {
         let Candidate { module, model, .. } = *candidate;
         let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
-        Twin::beside(other, &original, self.progress)
+        HostBuild::sharing_weights(other, &original, self.progress)
     }
 }
 
@@ -147,14 +152,15 @@ impl QualityProbe for Measured<'_> {
         let (full, windows, exact) = match &mut *reference {
             Some(known) => known,
             empty => {
-                let full = self.twin(None, candidate, TwinExperts::Unbounded)?;
+                let full = self.host_build(None, candidate, HostBuildExperts::Unbounded)?;
                 let text = self.text(candidate.model.bos)?;
                 let windows = self.windows(&text)?;
                 let exact = self.losses(&full, &windows)?;
                 empty.insert((full, windows, exact))
             }
         };
-        let bounded = self.twin(Some(full), candidate, TwinExperts::Bounded(candidate.placement))?;
+        let bounded =
+            self.host_build(Some(full), candidate, HostBuildExperts::Bounded(candidate.placement))?;
         let lossy = self.losses(&bounded, windows)?;
         let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
         let increase = cautious(&differences).exp_m1();
@@ -171,8 +177,8 @@ impl QualityProbe for Measured<'_> {
         let windows = self.windows(&text)?;
         let losses = |module| {
             let original =
-                Original { module, source, model, cache: self.cache, experts: TwinExperts::Unbounded };
-            self.losses(&Twin::new(&original, self.progress)?, &windows)
+                Original { module, source, model, cache: self.cache, experts: HostBuildExperts::Unbounded };
+            self.losses(&HostBuild::new(&original, self.progress)?, &windows)
         };
         let (exact, changed) = (losses(exact)?, losses(changed)?);
         let differences: Vec<f64> = changed.iter().zip(&exact).map(|(a, b)| a - b).collect();

@@ -7,8 +7,8 @@
 #![expect(clippy::cast_possible_truncation, reason = "a percentage")]
 
 use crate::evaluate::{greedy, kl, log_probabilities};
+use crate::host_build::HostBuild;
 use crate::quality::{Measured, cautious};
-use crate::twin::Twin;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_config::Threshold;
@@ -29,7 +29,7 @@ fn at(gates: &[Gates], share: f64) -> Thresholds {
     Thresholds { by_layer, percent: (100.0 * below / gates.len().max(1) as f64) as f32 }
 }
 
-/// The thresholds that `threshold` under `[experts]` asks for, and what they cost. `spent`: by how much formats raise
+/// The thresholds that `threshold` under `[experts]` requests, and what they cost. `spent`: by how much formats raise
 /// perplexity, as a share; what is left of the limit is the thresholds'.
 ///
 /// # Errors
@@ -51,7 +51,7 @@ pub fn choose(
             .hint("leave it out, or build for a target of the CPU alone"));
     }
     let profile = c.profile.ok_or_else(|| {
-        needs("a profile, which tells how large gates are")
+        needs("a profile, which says how large gates are")
             .hint("name `text` or `profile` under `[calibrate]`")
     })?;
     let gates = known(c, profile)?;
@@ -179,7 +179,7 @@ struct Bench<'a> {
     measured: &'a Measured<'a>,
     module: Module,
     model: ModelInfo,
-    exact: Twin,
+    exact: HostBuild,
     progress: &'a Progress,
 }
 

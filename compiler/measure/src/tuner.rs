@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Cached times of a kernel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct CacheRecord {
     kernel: String,
     times: Vec<(Pieces, f64)>,
 }
@@ -220,7 +220,7 @@ impl<'a> Tuner<'a> {
         n: usize,
         candidates: &[Schedule],
     ) -> Option<Vec<(Schedule, f64)>> {
-        let kept: Kept = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let kept: CacheRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let all = kept.times.iter().map(|(p, t)| Some((schedule(self.target, p)?, *t)));
         let all = all.collect::<Option<Vec<_>>>()?;
         let whole = candidates.iter().all(|c| all.iter().any(|(s, _)| s == c));
@@ -230,7 +230,7 @@ impl<'a> Tuner<'a> {
 
     /// Keeps times for later builds. Where that fails they are taken again.
     fn keep(&mut self, path: &PathBuf, spec: &KernelSpec, n: usize, times: &[(Schedule, f64)]) {
-        let kept = Kept {
+        let kept = CacheRecord {
             kernel: self.name(spec, n),
             times: times.iter().map(|&(s, t)| (pieces(self.target, spec, s), t)).collect(),
         };

@@ -14,10 +14,10 @@
 //!
 //! A dense network is an expert that every row chooses (`dense`).
 //!
-//! Where experts stay on flash, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
+//! Where experts stay on disk, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
 //!
 //! ```text
-//! y = neuron_ffn(x, table, gates, rests)    gates[e, i] = gate_up[e, i], rests[e, i] = gate_up[e, I + i] | down[e, :, i]
+//! y = neuron_ffn(x, table, gates, up_down)    gates[e, i] = gate_up[e, i], up_down[e, i] = gate_up[e, I + i] | down[e, :, i]
 //! ```
 
 mod dense;
@@ -80,12 +80,12 @@ impl Activity for Unseen {
 /// Weights of a layer's experts: gate and up, down.
 type Halves = [WeightId; 2];
 
-/// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` asks for it;
-/// `auto` where enough zeros were seen. `paged`: experts stay on flash, all of them by neurons or none: `auto` leaves them whole,
+/// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` requests it;
+/// `auto` where enough zeros were seen. `paged`: experts stay on disk, all of them by neurons or none: `auto` leaves them whole,
 /// and a user who knows better says `on` ([`super::reads`]).
 ///
 /// # Errors
-/// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
+/// `on` for a model none of whose experts can be turned, or, where they stay on disk, not all.
 pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
     let zeros = |layer, glu| match glu {
         Glu::Cats { threshold } => seen.below(layer, threshold),
@@ -141,7 +141,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     }
     if paged && left > 0 && !bundled.is_empty() {
         return Err(Error::input("`skip = \"on\"` with a memory budget, but not all experts of this model can be skipped neuron by neuron")
-            .because("experts stay on flash whole or by neurons, all of them alike")
+            .because("experts stay on disk whole or by neurons, all of them alike")
             .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
     }
     crate::rewrite::drop_unused_weights(module);
@@ -165,7 +165,7 @@ pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
     turned(module, node).map(|(_, halves)| halves)
 }
 
-/// The weight of bundles; where neurons stay on flash, that of gates, and that of what else there is.
+/// The weight of bundles; where neurons stay on disk, that of gates, and that of what else there is.
 fn bundle(
     module: &mut Module,
     [gate_up, down]: Halves,
@@ -174,7 +174,7 @@ fn bundle(
     paged: bool,
 ) -> Vec<WeightId> {
     let (gate_up, down) = (module.weight(gate_up), module.weight(down));
-    let (experts, inter, hidden) = (gate_up.lead(), gate_up.rows() / 2, gate_up.cols());
+    let (experts, inter, hidden) = (gate_up.matrices(), gate_up.rows() / 2, gate_up.cols());
     let half = |start| WeightExpr::Slice {
         axis: Axis::Rows,
         start,
@@ -185,7 +185,7 @@ fn bundle(
     let columns = WeightExpr::Transpose(Box::new(down.expr.clone()));
     let joined = |of| WeightExpr::Concat { axis: Axis::Cols, of };
     let parts = if paged {
-        vec![("gates", 1, half(0)), ("rests", PARTS - 1, joined(vec![half(inter), columns]))]
+        vec![("gates", 1, half(0)), ("up_down", PARTS - 1, joined(vec![half(inter), columns]))]
     } else {
         vec![("neurons", PARTS, joined(vec![half(0), half(inter), columns]))]
     };
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn on_flash_gates_lie_apart_and_layers_are_counted() {
+    fn on_disk_gates_are_separate_and_layers_are_counted() {
         let mut module = experts("relu");
         cluster(&mut module, Skip::Auto, &Backwards, true).unwrap();
         assert_eq!(module, experts("relu"));
@@ -296,14 +296,14 @@ mod tests {
         moec_ir::verify::module(&module).unwrap();
         let shapes: Vec<(&str, &[usize])> =
             module.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
-        let (gates, rests): (&[usize], &[usize]) = (&[2, 3, 4], &[2, 3, 8]);
+        let (gates, up_down): (&[usize], &[usize]) = (&[2, 3, 4], &[2, 3, 8]);
         assert_eq!(
             shapes[2..],
             [
                 ("layers.0.gates", gates),
-                ("layers.0.rests", rests),
+                ("layers.0.up_down", up_down),
                 ("layers.1.gates", gates),
-                ("layers.1.rests", rests)
+                ("layers.1.up_down", up_down)
             ]
         );
         let text = module.to_string();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_threshold_silences_pays_as_zeros_do() {
+    fn neurons_below_a_threshold_count_as_zeros() {
         let of = |threshold: f32, skip| {
             let mut module = experts(&format!("cats(threshold = {threshold:?})"));
             cluster(&mut module, skip, &Backwards, false).unwrap();

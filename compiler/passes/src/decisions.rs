@@ -57,7 +57,7 @@ pub struct ExpertUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The pass that decided (`moec passes` lists them), what is asked for before passes run (`size` and `threshold` of
+    /// The pass that decided (`moec passes` lists them), what is requested before passes run (`size` and `threshold` of
     /// `model.toml`), or `legalise`: what a backend makes of a graph.
     pub pass: String,
     /// About what. The same thing in several layers, or of several weights, has one subject.
@@ -138,7 +138,7 @@ impl Decision {
             Reason::NothingBeatsLru => "nothing gains enough on LRU on text that it was not chosen on",
         };
         let chosen = name(&choice.chosen.setting, choice.chosen.pinned);
-        let mut own = Self::new("page", "cache of experts", chosen, reason).with(&[
+        let mut own = Self::new("size_expert_cache", "cache of experts", chosen, reason).with(&[
             ("held_out_hit_share", choice.held_out.hit_rate()),
             ("lru_held_out_hit_share", choice.held_out_lru.hit_rate()),
             ("bound_hit_share", choice.optimum.hit_rate()),
@@ -147,7 +147,7 @@ impl Decision {
             own = own.with(&[("unpinned_held_out_hit_share", choice.held_out_unpinned.hit_rate())]);
         }
         let rows = choice.rows.iter().chain(&choice.pinned_rows);
-        let mut rows: Vec<_> = rows.map(|r| (name(&r.setting, r.pinned), r.tally.hit_rate())).collect();
+        let mut rows: Vec<_> = rows.map(|r| (name(&r.setting, r.pinned), r.counters.hit_rate())).collect();
         rows.sort_by(|a, b| b.1.total_cmp(&a.1));
         rows.into_iter().fold(own, |own, (what, rate)| own.or(what, &[("hit_share", rate)]))
     }
@@ -198,9 +198,9 @@ pub struct KernelDecision {
     pub load: DecisionLoad,
     /// Format of the weights.
     pub format: String,
-    /// Form of the arithmetic.
+    /// Compute type.
     pub compute: String,
-    /// Reason for that form.
+    /// Reason for that compute type.
     pub why: String,
     /// The schedule.
     pub schedule: Pieces,
@@ -219,7 +219,7 @@ pub struct KernelDecision {
 pub struct DecisionLoad {
     /// Matrices.
     pub matrices: usize,
-    /// Rows that meet each.
+    /// Rows that are multiplied by each.
     pub rows: usize,
     /// Input channels.
     pub k: usize,

@@ -13,10 +13,10 @@
 //! whole experts.
 
 use super::cluster::order;
-use super::offload::Routed;
+use super::outline_graphs::Routed;
+use moec_backend::{HotBatch, HotLayer, LayerExperts};
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
-use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::{
     Axis, EntryKind, Format, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight,
@@ -67,7 +67,7 @@ fn halves(
     orders: &[Vec<u32>],
 ) -> Halves {
     let (gate_up, down) = (module.weight(experts.gate_up).clone(), module.weight(experts.down).clone());
-    let (count, inter, hidden, hot) = (down.lead(), down.cols(), down.rows(), neurons as usize);
+    let (count, inter, hidden, hot) = (down.matrices(), down.cols(), down.rows(), neurons as usize);
     let of = |e: usize| orders.get(e).map(|order| order.iter().map(|&n| n as usize).collect());
     let order = order(&(0..count).map(of).collect::<Vec<_>>(), inter);
     let rows = |start, len, of| WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of: Box::new(of) };
@@ -145,7 +145,7 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
         let Some(at) = placement.ops.iter().position(own).filter(|_| hot > 0) else { continue };
         let row = placement.ops[at].clone();
         let parts = [
-            (units.npu_index(), hot, "hot neurons: asked for by `placement.hot`"),
+            (units.npu_index(), hot, "hot neurons: requested by `placement.hot`"),
             (units.cpu_index(), cold, "cold neurons"),
         ];
         let parts = parts.into_iter().filter(|(_, nodes, _)| *nodes > 0).map(|(unit, nodes, why)| {

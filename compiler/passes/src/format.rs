@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Formats of weights by the names that lowering gives them, where they are not those of their class.
 pub type Formats = BTreeMap<String, Format>;
 
-/// Sets the formats that `model.toml` asks for, but for weights that `chosen` names. Norms, biases, routers and frequencies stay f32, as does
+/// Sets the formats that `model.toml` requests, but for weights that `chosen` names. Norms, biases, routers and frequencies stay f32, as does
 /// whatever has one axis only: its kernels read plain numbers.
 pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
     for weight in &mut module.weights {

@@ -9,7 +9,7 @@
 //! so a step may stand wherever its operands are written.
 
 use moec_base::error::{Error, Result};
-use moec_cpu::{CpuTarget, Fused, KernelSpec, Operand, Place};
+use moec_cpu::{CpuTarget, FusePosition, Fused, KernelSpec, Operand};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{Arg, Code, Entry, Plan, Step};
 use std::collections::HashMap;
@@ -128,10 +128,10 @@ fn apply(entry: &mut Entry, kernels: &mut Kernels<'_>, pair: Pair) -> Result<usi
     };
     let args = fused.args.iter().map(argument).collect();
     let grid = kernels.target.grid(&fused.spec);
-    let node = if fused.place == Place::Writer { from.node } else { to.node };
+    let node = if fused.place == FusePosition::Writer { from.node } else { to.node };
     let code = Code::Kernel(kernels.id(fused.spec)?);
     let step = Step { code, args, grid, node, ..to.clone() };
-    let (kept, gone) = if fused.place == Place::Writer { (writer, reader) } else { (reader, writer) };
+    let (kept, gone) = if fused.place == FusePosition::Writer { (writer, reader) } else { (reader, writer) };
     entry.steps[kept] = step;
     entry.steps.remove(gone);
     Ok(if gone < kept { kept - 1 } else { gone.min(entry.steps.len()) })

@@ -19,7 +19,7 @@
 use super::tier::{tier, tiers};
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
-use moec_costs::units::{ExpertSize, Units, Wish, expert_sizes_on};
+use moec_costs::units::{ExpertSize, UnitPreference, Units, expert_sizes_on};
 use moec_ir::Module;
 use moec_ir::placement::{ExpertGroup, ExpertTable, Placement};
 use moec_profile::loads::{LayerLoads, Loads};
@@ -32,7 +32,7 @@ pub struct Options {
     /// Most sizes that a graph has functions for.
     pub sizes: usize,
     /// Preferred unit of groups.
-    pub home: Wish,
+    pub preference: UnitPreference,
 }
 
 /// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
@@ -61,7 +61,7 @@ pub fn tiered(
             let cost = |g: &ExpertGroup| {
                 let of = |unit: u32| g.cost_us.get(unit as usize).copied().unwrap_or(0.0);
                 let (cpu, npu) = (of(units.cpu_index()), of(units.npu_index()));
-                f64::from(if options.home == Wish::Graphs { npu } else { npu.min(cpu) })
+                f64::from(if options.preference == UnitPreference::Graphs { npu } else { npu.min(cpu) })
             };
             let cost: f64 = grouped.groups.iter().map(cost).sum();
             // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
@@ -115,13 +115,13 @@ pub fn group_layer(
             continue;
         }
         let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
-        let g = match (options.group, options.home) {
+        let g = match (options.group, options.preference) {
             // What runs on the CPU is not a graph.
-            (wanted, Wish::Processor) => wanted.unwrap_or(members.len()),
+            (wanted, UnitPreference::Cpu) => wanted.unwrap_or(members.len()),
             (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
-            (None, home) => {
+            (None, preference) => {
                 let most = check(table, fits.clamp(1, members.len()), fits, size, units)?;
-                costs.cheapest(&members, most, table.tiers[tier], home)
+                costs.cheapest(&members, most, table.tiers[tier], preference)
             }
         };
         for experts in members.chunks(g.max(1)) {
@@ -216,11 +216,11 @@ impl<'a> Costs<'a> {
     }
 
     /// The size of groups that costs least, of `1 ..= most`.
-    fn cheapest(&self, members: &[usize], most: usize, capacity: u32, home: Wish) -> usize {
+    fn cheapest(&self, members: &[usize], most: usize, capacity: u32, preference: UnitPreference) -> usize {
         let total = |g: usize| -> f64 {
             let each = members.chunks(g).map(|experts| {
                 let (cpu, npu) = self.both(experts, capacity);
-                if home == Wish::Graphs { npu } else { npu.min(cpu) }
+                if preference == UnitPreference::Graphs { npu } else { npu.min(cpu) }
             });
             each.sum()
         };

@@ -6,11 +6,11 @@
 //! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
 
 use crate::decisions::Decision;
+use moec_backend::{HotBatch, HotLayer, LayerExperts};
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
-use moec_cpu::FLASH;
-use moec_device::Unit;
-use moec_family::{HotBatch, HotLayer, LayerExperts};
+use moec_cpu::DISK;
+use moec_device::DeviceUnit;
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Node, Op, Operand};
 use moec_profile::{NeuronCounts, Profile};
@@ -27,7 +27,7 @@ pub const CLUSTER: usize = 512;
 const CLUSTERS: usize = 16;
 /// Bits of a weight in the tables of phones.
 const TABLE_BITS: f64 = 4.0;
-/// Bytes of a block of flash.
+/// Bytes of a block of the disk.
 const BLOCK: f64 = 4096.0;
 /// Steps that are drawn where memory does not hold all neurons: to fill the cache, and to count.
 const DRAWN: [usize; 2] = [32, 32];
@@ -85,7 +85,7 @@ impl Experts {
             let experts = LayerExperts::of(module, layer)?;
             let weight = module.weight(experts.gate_up);
             let projections = experts.glu.projections();
-            let (count, inter, hidden) = (weight.lead(), weight.rows() / projections, weight.cols());
+            let (count, inter, hidden) = (weight.matrices(), weight.rows() / projections, weight.cols());
             let bytes = ((projections + 1) * hidden) as f64 * weight.format.bits() / 8.0;
             Some(Self {
                 layer,
@@ -123,38 +123,38 @@ impl Experts {
         seconds(units.cpu, rows, (3 * self.hidden) as f64)
     }
 
-    /// Seconds of flash for one neuron; `None` where the device file has no rate.
+    /// Seconds to read one neuron from disk; `None` where the device file has no rate.
     pub fn read_seconds(&self, units: &Units<'_>) -> Option<f64> {
-        let flash = units.device.memories.iter().find(|m| m.name == FLASH)?;
+        let disk = units.device.memories.iter().find(|m| m.name == DISK)?;
         let bytes = (self.bytes / BLOCK).ceil() * BLOCK;
-        let fits = flash.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
-        fits.or(flash.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
+        let fits = disk.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
+        fits.or(disk.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
     }
 
     /// Bytes per second of memory, both units together, as if weights had the bits of the tables' (a wider format takes as long in
     /// those); infinite where the device file does not say.
     pub fn memory_rate(&self, units: &Units<'_>) -> f64 {
-        let memory = units.device.memories.iter().find(|m| m.name != FLASH);
+        let memory = units.device.memories.iter().find(|m| m.name != DISK);
         let rate = memory.and_then(|m| m.bandwidth.last()).map_or(f64::INFINITY, |b| b.rate() * 1e9);
         rate * self.bytes * 8.0 / ((3 * self.hidden) as f64 * TABLE_BITS)
     }
 
     /// Bytes per second of long reads.
     pub fn sequential(&self, units: &Units<'_>) -> f64 {
-        let flash = units.device.memories.iter().find(|m| m.name == FLASH);
-        let last = flash.and_then(|m| m.sequential.last().or(m.bandwidth.last()));
+        let disk = units.device.memories.iter().find(|m| m.name == DISK);
+        let last = disk.and_then(|m| m.sequential.last().or(m.bandwidth.last()));
         last.map_or(f64::INFINITY, |b| b.rate() * 1e9)
     }
 }
 
 /// Seconds of a unit for rows and weights, by its table.
-fn seconds(unit: &Unit, rows: f64, weights: f64) -> f64 {
+fn seconds(unit: &DeviceUnit, rows: f64, weights: f64) -> f64 {
     unit.matmul_us(rows.max(1.0), weights).unwrap_or(0.0) * 1e-6
 }
 
 /// Bytes of memory that a program can have on a device; `None` where its file does not say.
 pub fn available(units: &Units<'_>) -> Option<f64> {
-    let memory = units.device.memories.iter().find(|m| m.name != FLASH)?;
+    let memory = units.device.memories.iter().find(|m| m.name != DISK)?;
     memory.available.as_ref().or(memory.capacity.as_ref()).map(|f| f.value)
 }
 
@@ -194,9 +194,9 @@ impl HotShare {
     pub fn decision(&self) -> Decision {
         let chosen = if self.networks { NETWORKS } else { TABLES };
         let reason = if self.networks {
-            "asked for by `placement.hot`"
+            "requested by `placement.hot`"
         } else {
-            "`placement.hot` does not ask for them"
+            "`placement.hot` does not request them"
         };
         Decision::new("cluster", &format!("{SUBJECT}{}", self.batch), chosen, reason)
             .in_layer(self.layer)
@@ -218,7 +218,7 @@ impl HotShare {
 
 /// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
 ///
-/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none. `asked`: networks
+/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of the disk, none. `asked`: networks
 /// of them are made in any case; where launches do not pay, as many are hot as would be if launches took no time.
 ///
 /// # Errors
@@ -228,7 +228,7 @@ pub fn hot(
     units: &Units<'_>,
     profile: &Profile,
     room: f64,
-    asked: bool,
+    requested: bool,
 ) -> Result<Vec<HotShare>> {
     if units.cpu.matmul.is_empty() || units.npu.matmul.is_empty() {
         return Ok(Vec::new());
@@ -246,7 +246,8 @@ pub fn hot(
         let read = if held < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
         let Some(read) = read else { continue };
         for batch in 1..=seen.batches() {
-            let wanted = Wanted { experts, units, batch, popularity: &popularity, held, read, asked };
+            let wanted =
+                HotShareInputs { experts, units, batch, popularity: &popularity, held, read, requested };
             let planned = wanted.plan(seen);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
@@ -270,7 +271,7 @@ pub fn networks(
 ) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
     let nothing = |why: &str| {
         Error::limit(
-            "`hot` under `[placement]` asks for networks of hot neurons, and there are none to be made",
+            "`hot` under `[placement]` requests networks of hot neurons, and there are none to be made",
         )
         .because(why)
         .hint("leave `hot` out: whole experts are placed by `experts`")
@@ -318,19 +319,19 @@ pub fn used(popularity: &[f64], batch: usize) -> f64 {
     popularity.iter().map(|p| 1.0 - (1.0 - p).max(0.0).powi(batch as i32)).sum()
 }
 
-struct Wanted<'a> {
+struct HotShareInputs<'a> {
     experts: &'a Experts,
     units: &'a Units<'a>,
     batch: usize,
     popularity: &'a [f64],
     held: usize,
-    /// Seconds of flash for a neuron that memory lacks.
+    /// Seconds to read one neuron from disk that memory lacks.
     read: f64,
     /// Whether networks are made though their launches do not pay.
-    asked: bool,
+    requested: bool,
 }
 
-impl Wanted<'_> {
+impl HotShareInputs<'_> {
     fn plan(&self, seen: &NeuronCounts) -> std::result::Result<HotShare, NeuronError> {
         let Self { experts, units, batch, held, .. } = *self;
         let used = used(self.popularity, batch).max(1.0);
@@ -346,16 +347,16 @@ impl Wanted<'_> {
             predict: 0.0,
             attention: experts.attention_seconds(units, batch),
             bytes: used * experts.bytes,
-            flash: experts.sequential(units),
+            disk: experts.sequential(units),
             read: used * self.read,
             memory: experts.memory_rate(units),
             held,
             active: by_rank,
         };
         let drawn = (tables.read > 0.0).then(|| self.draw(&tables.active));
-        let recorded = drawn.as_ref().map(|activations| Recorded { activations, lead: DRAWN[0] });
+        let recorded = drawn.as_ref().map(|activations| Recorded { activations, warmup: DRAWN[0] });
         let mut share = hot_share(&tables, recorded.as_ref())?;
-        if self.asked && share.hot == 0 {
+        if self.requested && share.hot == 0 {
             let launch = units.npu.launch_us() * 1e-6;
             let dense = tables.dense.iter().map(|&(n, seconds)| (n, (seconds - launch).max(0.0))).collect();
             let hot = hot_share(&Tables { dense, ..tables.clone() }, recorded.as_ref())?.hot;

@@ -4,29 +4,29 @@
     reason = "ids of a graph and numbers of one model, whose sizes the import bounds"
 )]
 
+pub mod assign_residency;
+pub mod assign_units;
 pub mod barriers;
 pub mod cluster;
-pub mod cross;
 pub mod decisions;
 pub mod divide;
-pub mod fetch;
 pub mod format;
-pub mod frames;
 pub mod fuse;
+pub mod gpu_expert_cache;
 pub mod group;
-pub mod home;
 pub mod hot;
+pub mod insert_copies;
 pub mod layout;
 pub mod memory;
-pub mod offload;
-pub mod page;
+pub mod outline_graphs;
 pub mod parts;
-pub mod place;
+pub mod plan_expert_schedule;
 pub mod predict;
+pub mod prefetch_experts;
 pub mod reads;
-pub mod reside;
 pub mod rewrite;
 pub mod schedule;
+pub mod size_expert_cache;
 #[cfg(test)]
 mod tests;
 pub mod threshold;

@@ -1,13 +1,13 @@
 //! Parts of a model that a placement gives to a unit whose graphs are static.
 
+use moec_backend::{StaticSubgraph, SubgraphBoundary};
 use moec_costs::units::Units;
-use moec_family::{Cut, StaticPart};
 use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::{EntryKind, Module, Op, Scope};
 
-/// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement tells layers apart
+/// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement distinguishes layers
 /// by nothing but this: those that cannot be a graph are on the CPU.
-pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<StaticPart> {
+pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<StaticSubgraph> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
     let there = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
     let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
@@ -25,13 +25,14 @@ fn placed_in(placement: &Placement, units: &Units<'_>, scope: &Scope, entry: Ent
 
 /// Nodes of a part in the entry points in which a placement gives it to the unit. Attention has one state, so that is in
 /// all of them or in none.
-pub fn cuts<'a>(
-    part: &'a StaticPart,
+pub fn boundaries<'a>(
+    part: &'a StaticSubgraph,
     placement: &'a Placement,
     units: &'a Units<'_>,
-) -> impl Iterator<Item = &'a Cut> {
-    let there = |c: &&Cut| part.attention.is_some() || placed_in(placement, units, &part.scope, c.entry);
-    part.cuts.iter().filter(there)
+) -> impl Iterator<Item = &'a SubgraphBoundary> {
+    let there =
+        |c: &&SubgraphBoundary| part.attention.is_some() || placed_in(placement, units, &part.scope, c.entry);
+    part.boundaries.iter().filter(there)
 }
 
 /// Groups of experts that a placement gives to the unit: tables of layers with indices of groups.
@@ -48,9 +49,9 @@ pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a Exper
 ///
 /// # Errors
 /// The reason, for people.
-pub fn region(part: &Result<StaticPart, String>, entry: usize, nodes: &[usize]) -> Result<(), String> {
+pub fn region(part: &Result<StaticSubgraph, String>, entry: usize, nodes: &[usize]) -> Result<(), String> {
     let part = part.as_ref().map_err(Clone::clone)?;
-    let own = part.cuts.get(entry).map(|c| &*c.nodes).unwrap_or_default();
+    let own = part.boundaries.get(entry).map(|c| &*c.nodes).unwrap_or_default();
     if own.iter().map(|n| n.0 as usize).eq(nodes.iter().copied()) {
         Ok(())
     } else {

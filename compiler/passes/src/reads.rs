@@ -1,18 +1,18 @@
-//! Whether experts that stay on flash are better read whole or by neurons, for `skip = "auto"` under a budget.
+//! Whether experts that stay on disk are better read whole or by neurons, for `skip = "auto"` under a budget.
 //!
 //! Predicted by one model of either cache, which needs no order of tokens: memory keeps those that calibration saw used most
-//! often, and all others are read whenever a token asks for them. Gates, scales that lie by themselves and tables of addresses
-//! leave neurons less of it; what pads a neuron to blocks of flash is read, too (PowerInfer-2, §4.2 to §4.4). Small reads are
+//! often, and all others are read whenever a token requests them. Gates, scales that lie by themselves and tables of addresses
+//! leave neurons less of it; what pads a neuron to blocks of the disk is read, too (PowerInfer-2, §4.2 to §4.4). Small reads are
 //! slower: bytes of neurons count as many times as the device's table says of their block, or as a disk was measured
 //! (`READ`).
 
 use crate::decisions::Decision;
-use crate::{cluster, page};
+use crate::{cluster, size_expert_cache};
 use moec_device::{Bandwidth, Memory};
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::{EntryKind, Format, Module, WeightId};
 use moec_profile::Profile;
-use moec_runtime::offload::flash::BLOCK;
+use moec_runtime::offload::disk::BLOCK;
 use std::collections::BTreeSet;
 
 /// Bytes that a read takes as long as, besides its own, where no table says how fast blocks are read. Measured on the disk of
@@ -22,20 +22,20 @@ const READ: f64 = 20.0 * 1024.0;
 /// everything twice.
 const LEAST: f64 = 0.25;
 
-/// Experts of a layer, and how often a token asks for them.
+/// Experts of a layer, and how often a token requests them.
 #[derive(Clone, Debug, PartialEq)]
 struct Layer {
     bundle: Bundle,
     /// By expert, the share of tokens that choose it.
     chosen: Vec<f64>,
     /// By expert and neuron, the share of these that activate the neuron.
-    awake: Vec<Vec<f64>>,
+    active: Vec<Vec<f64>>,
 }
 
 /// Part that is read, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Item {
-    /// Share of tokens that ask for it.
+    /// Share of tokens that request it.
     often: f64,
     /// Bytes of the read, and in memory.
     read: f64,
@@ -49,20 +49,20 @@ struct Expected {
     neurons: Option<f64>,
 }
 
-/// Decides for a module whose experts stay on flash, before they are turned. `None`: there is nothing to decide, since not all
+/// Decides for a module whose experts stay on disk, before they are turned. `None`: there is nothing to decide, since not all
 /// experts have gates that leave zeros, or calibration has not seen them. Whether neurons are read one by one, with gates in memory; else
 /// whole experts are.
 pub fn decide(
     module: &Module,
     profile: &Profile,
     budget: u64,
-    flash: Option<&Memory>,
+    disk: Option<&Memory>,
 ) -> Option<(bool, Decision)> {
     let (layers, weights) = layers(module, profile)?;
     let beside = beside(module, &weights);
     let found = expected(&layers, budget as f64 - beside);
     let bundle = layers.first()?.bundle;
-    let times = times_slower(flash, (bundle.rest_pitch() * bundle.read_together()) as u64);
+    let times = times_slower(disk, (bundle.up_down_pitch() * bundle.read_together()) as u64);
     let by_neurons = found.neurons.is_some_and(|bytes| bytes * times < found.experts);
     let why = match found.neurons {
         None => "gates would leave too little of the budget for what they activate".to_owned(),
@@ -72,7 +72,7 @@ pub fn decide(
     };
     let [whole, neurons] = ["whole", "by neurons"];
     let mut decision =
-        Decision::new("cluster", "experts on flash", if by_neurons { neurons } else { whole }, why)
+        Decision::new("cluster", "experts on disk", if by_neurons { neurons } else { whole }, why)
             .or(whole, &[("token_bytes", found.experts.round())]);
     if let Some(bytes) = found.neurons {
         decision = decision.or(neurons, &[("token_bytes", bytes.round())]);
@@ -87,8 +87,8 @@ fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<We
     for node in graph.nodes.iter().filter(|n| n.op.expert_ffn().is_some()) {
         let (layer, [gate_up, down]) = (node.scope.layer?, cluster::halves(module, node)?);
         let weight = module.weight(gate_up);
-        let bundle = Bundle { format: weight.format, hidden: weight.cols(), sketch: false };
-        let (experts, inter) = (weight.lead(), weight.rows() / 2);
+        let bundle = Bundle { format: weight.format, hidden: weight.cols(), gate_bound: false };
+        let (experts, inter) = (weight.matrices(), weight.rows() / 2);
         let routing = profile.layers.iter().find(|r| r.layer == layer).filter(|r| r.tokens > 0)?;
         let counts = profile.neurons(layer).filter(|c| c.is_exact())?;
         let fits = routing.chosen.len() == experts && counts.experts() == experts;
@@ -96,11 +96,11 @@ fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<We
             return None;
         }
         let share = |(part, all): (u64, u64)| if all > 0 { part as f64 / all as f64 } else { 0.0 };
-        let awake = |e| (0..inter).map(|i| share(counts.active(e, i, 1))).collect();
+        let active = |e| (0..inter).map(|i| share(counts.active(e, i, 1))).collect();
         layers.push(Layer {
             bundle,
             chosen: routing.chosen.iter().map(|&n| share((n, routing.tokens))).collect(),
-            awake: (0..experts).map(awake).collect(),
+            active: (0..experts).map(active).collect(),
         });
         weights.extend([gate_up, down]);
     }
@@ -115,7 +115,7 @@ fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
     let ids = (0..).map(WeightId).zip(&module.weights).filter(|(id, _)| !experts.contains(id));
     let weights: f64 = ids.map(|(_, w)| numbers(&w.shape) * w.format.bits() / 8.0).sum();
     let states: f64 = module.states.iter().map(|s| numbers(&s.ty.shape) * Format::F32.bits() / 8.0).sum();
-    weights + states + page::PROCESS as f64
+    weights + states + size_expert_cache::PROCESS as f64
 }
 
 /// Expected reads of a token with so much memory for experts.
@@ -123,18 +123,18 @@ fn expected(layers: &[Layer], room: f64) -> Expected {
     let experts = layers.iter().flat_map(|l| {
         let part = |rows: usize, cols: usize| (rows as f64) * (cols as f64) * l.bundle.format.bits() / 8.0;
         let whole = |bytes: f64| (bytes / BLOCK as f64).ceil() * BLOCK as f64;
-        let (inter, hidden) = (l.awake.first().map_or(0, Vec::len), l.bundle.hidden);
+        let (inter, hidden) = (l.active.first().map_or(0, Vec::len), l.bundle.hidden);
         let bytes = whole(part(2 * inter, hidden)) + whole(part(hidden, inter));
         l.chosen.iter().map(move |&often| Item { often, read: bytes, held: bytes })
     });
     let experts = missed(experts.collect(), room.max(0.0));
-    let neurons: usize = layers.iter().flat_map(|l| &l.awake).map(Vec::len).sum();
+    let neurons: usize = layers.iter().flat_map(|l| &l.active).map(Vec::len).sum();
     let resident: f64 = layers.iter().map(Layer::resident).sum();
     let units: Vec<Item> = layers.iter().flat_map(Layer::units).collect();
     let notes = neurons as f64
-        * page::ADDRESS as f64
-        * layers.first().map_or(1, |l| l.bundle.rest_addresses()) as f64
-        + units.len() as f64 * page::NOTES as f64;
+        * size_expert_cache::ADDRESS as f64
+        * layers.first().map_or(1, |l| l.bundle.up_down_addresses()) as f64
+        + units.len() as f64 * size_expert_cache::NOTES as f64;
     let left = room - resident - notes;
     let all: f64 = units.iter().map(|u| u.held).sum();
     Expected { experts, neurons: (left >= LEAST * all).then(|| missed(units, left)) }
@@ -154,28 +154,28 @@ fn missed(mut items: Vec<Item>, room: f64) -> f64 {
 impl Layer {
     /// Bytes of gates and of scales that lie by themselves.
     fn resident(&self) -> f64 {
-        let each = self.bundle.part_bytes() + (PARTS - 1) * self.bundle.rest_scales_bytes();
-        (self.awake.iter().map(Vec::len).sum::<usize>() * each) as f64
+        let each = self.bundle.part_bytes() + (PARTS - 1) * self.bundle.up_down_scales_bytes();
+        (self.active.iter().map(Vec::len).sum::<usize>() * each) as f64
     }
 
     /// Neurons that are read together: the hottest of an expert lie first.
     fn units(&self) -> impl Iterator<Item = Item> + '_ {
         let b = self.bundle;
         let each = b.read_together();
-        let [read, held] = [b.rest_pitch(), b.rest_bytes()].map(|bytes| (bytes * each) as f64);
-        self.chosen.iter().zip(&self.awake).flat_map(move |(&chosen, awake)| {
-            let mut hot = awake.clone();
+        let [read, held] = [b.up_down_pitch(), b.up_down_bytes()].map(|bytes| (bytes * each) as f64);
+        self.chosen.iter().zip(&self.active).flat_map(move |(&chosen, active)| {
+            let mut hot = active.clone();
             hot.sort_unstable_by(|a, b| b.total_cmp(a));
-            let asleep = |unit: &[f64]| unit.iter().map(|p| 1.0 - p).product::<f64>();
-            let often: Vec<f64> = hot.chunks(each).map(|unit| chosen * (1.0 - asleep(unit))).collect();
+            let inactive = |unit: &[f64]| unit.iter().map(|p| 1.0 - p).product::<f64>();
+            let often: Vec<f64> = hot.chunks(each).map(|unit| chosen * (1.0 - inactive(unit))).collect();
             often.into_iter().map(move |often| Item { often, read, held })
         })
     }
 }
 
 /// Factor by which a byte is slower in reads of so many bytes than in the largest ones.
-fn times_slower(flash: Option<&Memory>, bytes: u64) -> f64 {
-    let rows = flash.map_or(&[][..], |m| &m.bandwidth);
+fn times_slower(disk: Option<&Memory>, bytes: u64) -> f64 {
+    let rows = disk.map_or(&[][..], |m| &m.bandwidth);
     let best = rows.iter().map(Bandwidth::rate).fold(0.0, f64::max);
     let own = rows.iter().rfind(|b| b.block_bytes <= bytes).filter(|b| b.gb_per_s > 0.0);
     own.map_or(1.0 + READ / bytes.max(1) as f64, |own| best / own.rate())
@@ -189,9 +189,9 @@ mod tests {
     /// Two experts, of which one is chosen three times as often, with neurons of which every fifth is active for all tokens and
     /// the others for few.
     fn layer(format: Format, few: f64) -> Layer {
-        let awake: Vec<f64> = (0..100).map(|i| if i % 5 == 0 { 1.0 } else { few }).collect();
-        let bundle = Bundle { format, hidden: 2048, sketch: false };
-        Layer { bundle, chosen: vec![0.25, 0.75], awake: vec![awake.clone(), awake] }
+        let active: Vec<f64> = (0..100).map(|i| if i % 5 == 0 { 1.0 } else { few }).collect();
+        let bundle = Bundle { format, hidden: 2048, gate_bound: false };
+        Layer { bundle, chosen: vec![0.25, 0.75], active: vec![active.clone(), active] }
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn neurons_read_what_is_awake_and_gates_take_room() {
+    fn active_neurons_are_read_and_gates_take_memory() {
         let layer = layer(Format::Bf16, 0.0);
         let gates = 200.0 * 4096.0;
         // Room for gates and half of up and down: all that is active.
@@ -237,7 +237,7 @@ mod tests {
         };
         let bandwidth = [(4096, 0.5), (65_536, 1.5), (524_288, 2.0)].map(row);
         let memory = Memory {
-            name: "flash".to_owned(),
+            name: "disk".to_owned(),
             capacity: None,
             busy_w: None,
             available: None,

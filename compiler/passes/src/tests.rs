@@ -1,11 +1,11 @@
-//! The passes `tier`, `group` and `reside` over loads of every kind: 1 to 160 experts, every number of tiers.
+//! The passes `tier`, `group` and `assign_residency` over loads of every kind: 1 to 160 experts, every number of tiers.
 
+use super::assign_residency::{assign_layer_residency, limit_contexts};
 use super::group::{self, group_layer};
-use super::reside::{limit_contexts, reside_layer};
 use super::tier::{LADDER, few, spend, tier};
 use moec_base::error::{Error, Fault};
 use moec_config::{Config, ExpertsConfig, Overflow};
-use moec_costs::units::{ExpertSize, Units, Wish};
+use moec_costs::units::{ExpertSize, UnitPreference, Units};
 use moec_device::Device;
 use moec_ir::placement::Placement;
 use moec_profile::loads::{LayerLoads, Loads};
@@ -39,14 +39,14 @@ fn place(
     units: &Units<'_>,
     wanted: &ExpertsConfig,
     size: ExpertSize,
-    home: Wish,
+    preference: UnitPreference,
 ) -> Placement {
     let mut p = tier(loads, units, wanted, wanted.coverage);
     moec_ir::verify::placement(&p).unwrap();
-    let options = group::Options { group: wanted.group, sizes: wanted.sizes, home };
+    let options = group::Options { group: wanted.group, sizes: wanted.sizes, preference };
     group_layer(&mut p.experts[0], &loads.layers[0], size, units, options).unwrap();
     moec_ir::verify::placement(&p).unwrap();
-    reside_layer(&mut p.experts[0], &loads.layers[0], units, home);
+    assign_layer_residency(&mut p.experts[0], &loads.layers[0], units, preference);
     moec_ir::verify::placement(&p).unwrap();
     p
 }
@@ -134,13 +134,13 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let loads = layer(256, vec![vec![32; 16]; 3]);
     let sizes =
         |p: &Placement| -> Vec<usize> { p.experts[0].groups.iter().map(|g| g.experts.len()).collect() };
-    let all = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Wish::Graphs);
+    let all = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, UnitPreference::Graphs);
     assert_eq!(sizes(&all), [8, 8]);
     assert_eq!(all.experts[0].groups[0].bytes, 1_258_291_200);
     let mut nine = wanted(3, Overflow::Spill);
     nine.group = Some(9);
     let mut p = tier(&loads, &units, &nine, 1.0);
-    let options = group::Options { group: nine.group, sizes: 1, home: Wish::Auto };
+    let options = group::Options { group: nine.group, sizes: 1, preference: UnitPreference::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], LARGE, &units, options).unwrap_err();
     assert_eq!(
         e.to_string(),
@@ -148,14 +148,14 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     );
     assert!(e.hint.unwrap().contains("`group = 8`"));
     let huge = ExpertSize { bytes: 1 << 31, ..LARGE };
-    let auto = group::Options { group: None, sizes: 1, home: Wish::Auto };
+    let auto = group::Options { group: None, sizes: 1, preference: UnitPreference::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], huge, &units, auto).unwrap_err();
     assert!(e.hint.unwrap().contains("not even one"));
     // On the CPU there is no graph, and no limit.
-    place(&loads, &units, &wanted(3, Overflow::Spill), huge, Wish::Processor);
+    place(&loads, &units, &wanted(3, Overflow::Spill), huge, UnitPreference::Cpu);
     // What does not divide leaves a small last group.
     nine.group = Some(6);
-    assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, Wish::Graphs)), [6, 6, 4]);
+    assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, UnitPreference::Graphs)), [6, 6, 4]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     let mut loads = vec![60; 8];
     loads.extend([1; 8]);
     let loads = layer(256, vec![loads; 4]);
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Wish::Auto);
+    let p = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, UnitPreference::Auto);
     let (table, npu) = (&p.experts[0], units.npu_index());
     let units_of: Vec<u32> = table.experts.iter().map(|r| r.unit).collect();
     assert_eq!(units_of, [[npu; 8], [units.cpu_index(); 8]].concat());
@@ -177,7 +177,7 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     );
     // A small expert never pays for a launch, however hot.
     let small = ExpertSize { weights: 1 << 16, bytes: 1 << 17 };
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, Wish::Auto);
+    let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, UnitPreference::Auto);
     assert!(p.experts[0].groups.iter().all(|g| g.unit == units.cpu_index()));
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
 }
@@ -193,7 +193,7 @@ fn contexts_are_few_enough_to_load() {
     let mut wanted = wanted(3, Overflow::Spill);
     // What an expert of 4-bit weights gains, each in a graph of its own.
     wanted.group = Some(1);
-    let mut p = place(&loads, &units, &wanted, LARGE, Wish::Auto);
+    let mut p = place(&loads, &units, &wanted, LARGE, UnitPreference::Auto);
     let npu = units.npu_index();
     let there = |p: &Placement| {
         let groups = p.experts[0].groups.iter().filter(|g| g.unit == npu);
@@ -219,7 +219,7 @@ fn launches_of_a_phone_make_groups_large() {
     // Experts of ferris-relu: 24 of three matrices of 192 by 64.
     let small = ExpertSize { weights: 3 * 192 * 64, bytes: 3 * 192 * 32 };
     let loads = layer(256, vec![(0..24).map(|e| 40 - e).collect(); 4]);
-    let p = place(&loads, &units, &wanted(6, Overflow::Spill), small, Wish::Graphs);
+    let p = place(&loads, &units, &wanted(6, Overflow::Spill), small, UnitPreference::Graphs);
     assert!(p.experts[0].groups.len() <= 6, "{}", p.experts[0].groups.len());
 }
 
@@ -296,7 +296,7 @@ proptest! {
         spill in any::<bool>(),
         group in prop::option::of(1_usize..=12),
         mib in 1_u64..400,
-        home in prop::sample::select(Wish::ALL.to_vec()),
+        preference in prop::sample::select(UnitPreference::ALL.to_vec()),
     ) {
         let device = device();
         let units = Units::of(&device).unwrap();
@@ -305,19 +305,19 @@ proptest! {
         let overflow = if spill { Overflow::Spill } else { Overflow::Prune };
         let mut wanted = wanted(tiers, overflow);
         wanted.group = group.map(|g| g.min((limit / size.bytes) as usize));
-        let p = place(&loads, &units, &wanted, size, home);
+        let p = place(&loads, &units, &wanted, size, preference);
         let (table, layer) = (&p.experts[0], &loads.layers[0]);
         for g in &table.groups {
             prop_assert_eq!(g.bytes, size.bytes * g.experts.len() as u64);
-            prop_assert!(g.bytes <= limit || home == Wish::Processor);
+            prop_assert!(g.bytes <= limit || preference == UnitPreference::Cpu);
             prop_assert!(wanted.group.is_none_or(|most| g.experts.len() <= most));
             let popular: Vec<u64> = g.experts.iter().map(|&e| layer.chosen[e as usize]).collect();
             prop_assert!(popular.is_sorted_by(|a, b| a >= b));
             let [cpu, npu] = [units.cpu_index(), units.npu_index()].map(|u| g.cost_us[u as usize]);
-            let hot = match home {
-                Wish::Auto => npu < cpu,
-                Wish::Graphs => true,
-                Wish::Processor => false,
+            let hot = match preference {
+                UnitPreference::Auto => npu < cpu,
+                UnitPreference::Graphs => true,
+                UnitPreference::Cpu => false,
             };
             prop_assert_eq!(g.unit == units.npu_index(), hot);
         }
@@ -349,7 +349,7 @@ proptest! {
         let cost = |group: Option<usize>| -> f64 {
             let mut wanted = wanted(1, Overflow::Spill);
             wanted.group = group;
-            let p = place(&loads, &units, &wanted, size, Wish::Auto);
+            let p = place(&loads, &units, &wanted, size, UnitPreference::Auto);
             let of = |g: &moec_ir::placement::ExpertGroup| g.cost_us.iter().copied().fold(f32::INFINITY, f32::min);
             p.experts[0].groups.iter().map(|g| f64::from(of(g))).sum()
         };

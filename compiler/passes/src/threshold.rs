@@ -10,7 +10,7 @@ use moec_ir::op::{Activation, Glu};
 use moec_ir::{Module, Op};
 use std::collections::BTreeMap;
 
-/// Thresholds of the layers that have one, and what they silence.
+/// Thresholds of the layers that have one, and the share of neurons that they leave inactive.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Thresholds {
     /// By layer: magnitudes of `silu(gate)` below it become 0.

@@ -174,7 +174,7 @@ pub fn few(placement: &Placement) -> Option<String> {
 }
 
 /// The smallest coverage of [`LADDER`] whose loss is within the budget. `loss` gives the increase of perplexity as a
-/// share, for a coverage; it is asked some four times.
+/// share, for a coverage; it is called some four times.
 ///
 /// # Errors
 /// Whatever `loss` fails with; no coverage that keeps the budget.

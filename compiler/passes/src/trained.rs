@@ -61,7 +61,7 @@ impl Over<'_> {
     fn own(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
@@ -69,7 +69,7 @@ impl Over<'_> {
         let missing = || format!("`{}` was not trained", leaf.tensor);
         let all = self.trained.tensors.get(&leaf.tensor).ok_or_else(missing)?;
         let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
-        let first = lead * axis(1) + rows.start;
+        let first = matrix * axis(1) + rows.start;
         for (row, out) in (first..first + rows.len()).zip(out.chunks_exact_mut(cols.len().max(1))) {
             let at = row * axis(0) + cols.start;
             out.copy_from_slice(all.get(at..at + cols.len()).ok_or_else(missing)?);
@@ -82,14 +82,14 @@ impl Source for Over<'_> {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Failed> {
         match weight_of(&leaf.tensor) {
-            Some(_) => self.own(leaf, lead, rows, cols, out),
-            None => self.rest.read(leaf, lead, rows, cols, out),
+            Some(_) => self.own(leaf, matrix, rows, cols, out),
+            None => self.rest.read(leaf, matrix, rows, cols, out),
         }
     }
 
@@ -97,20 +97,20 @@ impl Source for Over<'_> {
         &self,
         leaf: &Leaf,
         format: Format,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [u8],
     ) -> Result<bool, Failed> {
         match weight_of(&leaf.tensor) {
             Some(_) => Ok(false),
-            None => self.rest.stored(leaf, format, lead, rows, cols, out),
+            None => self.rest.stored(leaf, format, matrix, rows, cols, out),
         }
     }
 
-    fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {
+    fn expect(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
         if weight_of(&leaf.tensor).is_none() {
-            self.rest.expect(leaf, lead, rows, cols);
+            self.rest.expect(leaf, matrix, rows, cols);
         }
     }
 }

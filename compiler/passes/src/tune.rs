@@ -1,7 +1,7 @@
 //! Pass `tune`: how each matrix kernel cuts its work.
 //!
 //! A schedule changes no result, so it is chosen when everything else about a kernel is known: by the cost
-//! model of the target, or by the clock where the build was asked to tune. Entry points that call one kernel with
+//! model of the target, or by the clock where tuning was requested. Entry points that call one kernel with
 //! different numbers of rows may get different schedules of it.
 
 use crate::decisions::{
@@ -42,7 +42,7 @@ struct Job {
 }
 
 /// Result of a job.
-struct Found {
+struct TuneResult {
     schedule: Schedule,
     by: By,
     measured: Vec<(Schedule, f64)>,
@@ -66,7 +66,7 @@ pub fn tune(
     target: &CpuTarget,
     mut timer: Option<&mut (dyn KernelTimer + '_)>,
 ) -> Result<Decisions> {
-    // What is asked about, each once, in the order of the plan.
+    // Kernels to time, each once, in the order of the plan.
     let mut jobs: Vec<Job> = Vec::new();
     let mut job_ids: HashMap<(u32, usize), usize> = HashMap::new();
     for entry in &plan.entries {
@@ -135,7 +135,7 @@ fn find(
     target: &CpuTarget,
     timer: Option<&mut (dyn KernelTimer + '_)>,
     left: usize,
-) -> Result<Found> {
+) -> Result<TuneResult> {
     let Job { spec, rows } = job;
     let model = target.cheapest(spec, *rows).ok_or_else(|| Error::bug("a matrix without a schedule"))?;
     let measured = match timer {
@@ -144,7 +144,7 @@ fn find(
     };
     let schedule = fastest(&measured, model);
     let by = if measured.is_empty() { By::Model } else { By::Clock };
-    Ok(Found { schedule, by, measured })
+    Ok(TuneResult { schedule, by, measured })
 }
 
 /// The fastest schedule, if it is faster than the model's by more than [`MARGIN`].
@@ -160,7 +160,7 @@ fn decision(
     kernel: u32,
     entry: &str,
     rows: usize,
-    found: &Found,
+    found: &TuneResult,
 ) -> Result<KernelDecision> {
     let none = || Error::bug("a matrix without an estimate");
     let (load, e) = target.load(spec, rows).zip(target.estimate(spec, rows)).ok_or_else(none)?;

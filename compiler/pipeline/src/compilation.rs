@@ -1,19 +1,19 @@
 //! A model on its way through the pipeline.
 
-use super::{Inputs, Prints};
+use super::{Inputs, IrLevel};
+use moec_backend::HotLayer;
 use moec_base::error::{Error, Result};
 use moec_costs::units::{UnitList, Units};
-use moec_cpu::threads::Kernel;
+use moec_cpu::gpu::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec};
-use moec_family::HotLayer;
 use moec_import::Checkpoint;
 use moec_ir::placement::Placement;
 use moec_ir::plan::Plan;
 use moec_ir::{Module, WeightId};
+use moec_passes::assign_units::UnitAssignment;
 use moec_passes::decisions::{Decision, Decisions};
-use moec_passes::home::Homes;
 use moec_passes::hot::HotShare;
-use moec_passes::offload::Statics;
+use moec_passes::outline_graphs::Statics;
 use moec_passes::trained::Trained;
 use moec_passes::tune::KernelTimer;
 use moec_profile::Profile;
@@ -24,7 +24,7 @@ use moec_profile::loads::Loads;
 pub struct Compilation<'a> {
     /// Inputs.
     pub inputs: Inputs<'a>,
-    /// Times kernels, where the build was asked to.
+    /// Times kernels, where tuning was requested.
     pub timer: Option<Box<dyn KernelTimer + 'a>>,
     /// The Graph, from `lower` on.
     pub module: Module,
@@ -35,7 +35,7 @@ pub struct Compilation<'a> {
     /// The Plan, from `layout` on.
     pub planned: Option<Planned>,
     /// IR that the last pass has changed.
-    pub(super) prints: Prints,
+    pub(super) ir_level: IrLevel,
 }
 
 /// Placement of all parts.
@@ -47,16 +47,16 @@ pub struct Placed {
     /// Placement on units with static graphs. Where graphs are not static, but a placement was given, experts
     /// keep its capacities, and are all computed on the CPU.
     pub placement: Option<Placement>,
-    /// Unit of attention and the reason, where `reside` decided it by the costs of a request.
+    /// Unit of attention and the reason, where `assign_residency` decided it by the costs of a request.
     pub attention: Option<Decision>,
-    /// Which units run the experts of each layer, and why, where `home` decided that.
+    /// Which units run the experts of each layer, and why, where `assign_units` decided that.
     pub of_experts: Vec<Decision>,
-    /// What static graphs compute, from `offload` on.
+    /// What static graphs compute, from `outline_graphs` on.
     pub statics: Statics,
     /// Decisions of legalisation on them.
     pub legalised: Vec<Decision>,
-    /// Units of the rest, from `home` on.
-    pub homes: Homes,
+    /// Units of the rest, from `assign_units` on.
+    pub assignment: UnitAssignment,
 }
 
 /// Experts as neurons.
@@ -66,7 +66,7 @@ pub struct Neurons {
     pub shares: Vec<HotShare>,
     /// Those that become networks, with the neurons of each expert, the hottest first, where the user asks for it.
     pub networks: Vec<(HotLayer, Vec<Vec<u32>>)>,
-    /// Decisions on reads of experts on flash, and on predictors.
+    /// Decisions on reads of experts on disk, and on predictors.
     pub decisions: Vec<Decision>,
     /// Numbers that were computed for weights of their own.
     pub trained: Trained,
@@ -82,7 +82,7 @@ pub struct Planned {
     /// Its kernels.
     pub kernels: Vec<KernelSpec>,
     /// GPU kernels, in the order of its launches.
-    pub thread_kernels: Vec<Kernel>,
+    pub gpu_kernels: Vec<Kernel>,
     /// Weight that each of its segments packs.
     pub segment_weights: Vec<WeightId>,
     /// Reasons for the choice of kernels, from `tune` on.
@@ -105,7 +105,7 @@ pub struct Compiled<'a> {
     /// Kernels of the plan.
     pub kernels: Vec<KernelSpec>,
     /// GPU kernels, in the order of the plan's launches.
-    pub thread_kernels: Vec<Kernel>,
+    pub gpu_kernels: Vec<Kernel>,
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
     /// Numbers that passes computed for weights of their own.
@@ -113,7 +113,7 @@ pub struct Compiled<'a> {
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Units of what static graphs leave.
-    pub homes: Homes,
+    pub assignment: UnitAssignment,
     /// The units that share the model, where graphs are static.
     pub units: Option<Units<'a>>,
     /// Placement, where graphs are static.
@@ -141,10 +141,10 @@ impl<'a> Compilation<'a> {
             of_experts: Vec::new(),
             statics: Statics::default(),
             legalised: Vec::new(),
-            homes: Homes::at_home(&inputs.list),
+            assignment: UnitAssignment::all_on_cpu(&inputs.list),
         };
-        let (neurons, prints) = (Neurons::default(), Prints::Graph);
-        Self { inputs, timer: None, module, placed, neurons, planned: None, prints }
+        let (neurons, ir_level) = (Neurons::default(), IrLevel::Graph);
+        Self { inputs, timer: None, module, placed, neurons, planned: None, ir_level }
     }
 
     /// Parts that a bundle is written of.
@@ -166,11 +166,11 @@ impl<'a> Compilation<'a> {
             module,
             plan: planned.plan,
             kernels: planned.kernels,
-            thread_kernels: planned.thread_kernels,
+            gpu_kernels: planned.gpu_kernels,
             segment_weights: planned.segment_weights,
             trained: neurons.trained,
             list: inputs.list,
-            homes: placed.homes,
+            assignment: placed.assignment,
             units: inputs.units,
             placement: placed.placement,
             hot_neurons: neurons.networks,
@@ -197,9 +197,9 @@ impl<'a> Compilation<'a> {
 
     /// Text of what the last pass that ran has changed.
     pub fn text(&self) -> String {
-        match (self.prints, &self.placed.placement, &self.planned) {
-            (Prints::Placement, Some(placement), _) => placement.to_string(),
-            (Prints::Plan, _, Some(planned)) => planned.plan.to_string(),
+        match (self.ir_level, &self.placed.placement, &self.planned) {
+            (IrLevel::Placement, Some(placement), _) => placement.to_string(),
+            (IrLevel::Plan, _, Some(planned)) => planned.plan.to_string(),
             _ => self.module.to_string(),
         }
     }
@@ -210,7 +210,8 @@ impl<'a> Compilation<'a> {
             moec_ir::verify::placement(placement).map_err(|e| Error::bug(e.to_string()))?;
         }
         let Some(planned) = &self.planned else { return Ok(()) };
-        let check = if planned.ordered { moec_ir::verify::plan } else { moec_ir::verify::draft };
+        let check =
+            if planned.ordered { moec_ir::verify::plan } else { moec_ir::verify::unsynchronized_plan };
         check(&planned.plan).map_err(|e| Error::bug(e.to_string()))
     }
 }

@@ -1,17 +1,17 @@
 //! Runs the passes that change what is computed.
 
 use super::{Inputs, Neurons, Placed};
+use moec_backend::HotLayer;
 use moec_base::error::{Error, Result};
 use moec_config::Skip;
-use moec_costs::units::Wish;
-use moec_family::HotLayer;
+use moec_costs::units::UnitPreference;
 use moec_import::lower;
 use moec_ir::{EntryKind, Module};
-use moec_passes::home::Homes;
+use moec_passes::assign_units::UnitAssignment;
 use moec_passes::hot::{self, Experts};
-use moec_passes::offload::Statics;
+use moec_passes::outline_graphs::Statics;
 use moec_passes::rewrite::Costs;
-use moec_passes::{cluster, divide, fetch, format, offload, reads, rewrite};
+use moec_passes::{cluster, divide, format, outline_graphs, prefetch_experts, reads, rewrite};
 use moec_sim::cache::Pin;
 
 pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {
@@ -32,15 +32,15 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
     rewrite::rewrite(module, &options).map(|_| ())
 }
 
-pub(super) fn offload(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {
+pub(super) fn outline_graphs(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {
     let Some(placement) = &placed.placement else { return Ok(()) };
     let Some(units) = &given.units else {
         placed.statics = Statics::bounds(placement);
-        return offload::offload(module, &placed.statics, false);
+        return outline_graphs::outline_graphs(module, &placed.statics, false);
     };
     let statics = Statics::of(module, placement, units)?;
-    offload::offload(module, &statics, true)?;
-    placed.legalised = offload::legalised(module, placement, units);
+    outline_graphs::outline_graphs(module, &statics, true)?;
+    placed.legalised = outline_graphs::legalised(module, placement, units);
     // Nodes have other numbers now.
     placed.statics = Statics::of(module, placement, units)?;
     Ok(())
@@ -54,7 +54,7 @@ pub(super) fn cluster(
     neurons: &mut Neurons,
 ) -> Result<()> {
     let skip = given.config.experts.skip;
-    let networks = given.list.wish("hot", &given.config.placement.hot)? == Wish::Graphs;
+    let networks = given.list.preference("hot", &given.config.placement.hot)? == UnitPreference::Graphs;
     if let Some((units, profile)) = given.units.as_ref().zip(given.profile) {
         let layers = Experts::of(module, placed.placement.as_ref(), units);
         let room = given.config.memory.budget.map(|bytes| bytes as f64).or(hot::available(units));
@@ -73,22 +73,23 @@ pub(super) fn cluster(
     }
     // Other units have kernels of their own.
     let paged = given.config.memory.budget.is_some();
-    let elsewhere = if given.units.is_some() || !given.list.free.is_empty() || placed.placement.is_some() {
-        "other units compute experts on this target"
-    } else {
-        let memory = &given.config.memory;
-        let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
-        let asked = memory.budget.zip(given.profile).filter(|_| own);
-        let decided = asked.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.flash()));
-        let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
-        neurons.decisions.extend(decided.map(|(_, decision)| decision));
-        let skip = if by_neurons { Skip::On } else { skip };
-        let seen: &dyn cluster::Activity = match given.profile {
-            Some(profile) => profile,
-            None => &cluster::Unseen,
+    let elsewhere =
+        if given.units.is_some() || !given.list.accelerators.is_empty() || placed.placement.is_some() {
+            "other units compute experts on this target"
+        } else {
+            let memory = &given.config.memory;
+            let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
+            let asked = memory.budget.zip(given.profile).filter(|_| own);
+            let decided = asked.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
+            let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
+            neurons.decisions.extend(decided.map(|(_, decision)| decision));
+            let skip = if by_neurons { Skip::On } else { skip };
+            let seen: &dyn cluster::Activity = match given.profile {
+                Some(profile) => profile,
+                None => &cluster::Unseen,
+            };
+            return cluster::cluster(module, skip, seen, paged);
         };
-        return cluster::cluster(module, skip, seen, paged);
-    };
     if skip != Skip::On {
         return Ok(());
     }
@@ -106,12 +107,12 @@ fn divide(
 ) -> Result<()> {
     let Some((units, placement)) = given.units.as_ref().zip(placed.placement.as_mut()) else { return Ok(()) };
     let refused = |what: &str| {
-        Error::limit(format!("`hot` under `[placement]` asks for networks of hot neurons, with {what}"))
+        Error::limit(format!("`hot` under `[placement]` requests networks of hot neurons, with {what}"))
             .hint("leave `hot` out: then the CPU computes the experts of decoding")
     };
     if given.config.memory.budget.is_some() {
         return Err(refused("a memory budget")
-            .because("the CPU's neurons are resident where others are a unit's, and a budget would read them from flash"));
+            .because("the CPU's neurons are resident where others are a unit's, and a budget would read them from disk"));
     }
     if given.config.experts.skip == Skip::Off {
         return Err(refused("`skip = \"off\"`")
@@ -124,13 +125,17 @@ fn divide(
     Ok(())
 }
 
-pub(super) fn fetch(given: &Inputs<'_>, module: &mut Module, homes: &Homes) -> Result<()> {
-    // Neurons are asked for when it is known which are active.
+pub(super) fn prefetch_experts(
+    given: &Inputs<'_>,
+    module: &mut Module,
+    assignment: &UnitAssignment,
+) -> Result<()> {
+    // Neurons are requested when it is known which are active.
     let neurons = module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.op.pages_neurons());
     if neurons {
         return Ok(());
     }
     let paged = given.config.memory.budget.map_or(0, |_| given.config.memory.prefetch);
-    let frames = homes.experts.policy.cached().map_or(0, |c| c.ahead as usize);
-    fetch::fetch(module, paged.max(frames))
+    let frames = assignment.experts.policy.cached().map_or(0, |c| c.ahead as usize);
+    prefetch_experts::prefetch_experts(module, paged.max(frames))
 }

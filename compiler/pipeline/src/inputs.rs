@@ -5,7 +5,7 @@ use moec_base::error::{Error, Result};
 use moec_base::paths::{KERNELS, TOKENIZER};
 use moec_base::progress::Progress;
 use moec_config::Config;
-use moec_costs::units::{UnitList, Units, Wish};
+use moec_costs::units::{UnitList, UnitPreference, Units};
 use moec_cpu::{CACHE_BLOCK, CpuTarget};
 use moec_import::lower;
 use moec_import::{Checkpoint, ModelSpec};
@@ -53,7 +53,7 @@ pub enum Start<'a> {
     Graph(&'a ModelInfo),
 }
 
-/// A placement whose cost in quality is asked for.
+/// A placement whose cost in quality is requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// The Graph, without capacities.
@@ -64,7 +64,7 @@ pub struct Candidate<'a> {
     pub placement: &'a Placement,
 }
 
-/// A Graph that computes nearly what another computes, whose cost in quality is asked for.
+/// A Graph that computes nearly what another computes, whose cost in quality is requested.
 #[derive(Clone, Copy)]
 pub struct Change<'a> {
     /// The Graph without the change.
@@ -185,8 +185,9 @@ impl<'a> Inputs<'a> {
         let fit = LOGITS_BYTES / row;
         let rows = shapes.prefill_chunk;
         let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
-        let attention = self.list.wish("attention", &self.config.placement.attention);
-        let rings = Units::of(self.list.device).is_none() || attention.is_ok_and(|a| a == Wish::Processor);
+        let attention = self.list.preference("attention", &self.config.placement.attention);
+        let rings =
+            Units::of(self.list.device).is_none() || attention.is_ok_and(|a| a == UnitPreference::Cpu);
         Ok(lower::Shapes {
             max_context: shapes.max_context,
             rings: rings.then_some(CACHE_BLOCK),
@@ -228,12 +229,12 @@ impl<'a> Inputs<'a> {
                 }
                 None => None,
             },
-            silenced: (!self.thresholds.by_layer.is_empty()).then_some(self.thresholds.percent),
+            thresholded: (!self.thresholds.by_layer.is_empty()).then_some(self.thresholds.percent),
         })
     }
 }
 
-/// The token before every text, where the tokenizer's configuration asks for one.
+/// The token before every text, where the tokenizer's configuration requires one.
 ///
 /// # Errors
 /// One that the model does not have.

@@ -17,7 +17,7 @@ pub use inputs::{Candidate, Change, Inputs, QualityProbe, Start, first_token};
 
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
-use moec_passes::{barriers, cross, memory, schedule, threshold};
+use moec_passes::{barriers, insert_copies, memory, schedule, threshold};
 
 /// A pass: its name, when it runs, what it changes, why it stands where it stands, and what it does.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Pass {
     /// Compilations that it runs in.
     pub when: When,
     /// IR that it changes, which is printed after it.
-    pub prints: Prints,
+    pub ir_level: IrLevel,
     run: fn(&mut Compilation<'_>) -> Result<()>,
     /// Reason for its place.
     pub why: &'static str,
@@ -44,14 +44,14 @@ pub enum When {
     Capacities,
     /// Models that memory does not hold.
     Budget,
-    /// Models that memory does not hold, and those whose experts are brought into frames ahead.
-    Asks,
+    /// Models that memory does not hold, and those that prefetch experts into the GPU's memory.
+    RequestsExperts,
     /// Targets with units with dynamic shapes beside the CPU.
-    Beside,
-    /// Targets with NDP DIMMs, and builds with a policy of frames.
+    Accelerators,
+    /// Targets with NDP DIMMs, and builds with a policy for the GPU's expert cache.
     Assigned,
-    /// Builds with a policy of frames.
-    Frames,
+    /// Builds with a policy for the GPU's expert cache.
+    GpuCache,
     /// Targets whose units have memories of their own.
     Memories,
     /// Models whose experts have thresholds.
@@ -68,10 +68,10 @@ impl When {
             Self::Static => "where graphs are static",
             Self::Capacities => "where experts have capacities",
             Self::Budget => "where memory has a budget",
-            Self::Asks => "where memory has a budget, or frames hear of scores",
-            Self::Beside => "where units beside the CPU have dynamic shapes",
+            Self::RequestsExperts => "where memory has a budget, or the GPU's expert cache prefetches",
+            Self::Accelerators => "on accelerators with dynamic shapes",
             Self::Assigned => "with NDP DIMMs, or `policy` names a system",
-            Self::Frames => "where `policy` names a system",
+            Self::GpuCache => "where `policy` names a system",
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
             Self::NotAsLowered => "unless values are looked at by name",
@@ -86,11 +86,15 @@ impl When {
             Self::Static => given.units.is_some(),
             Self::Capacities => given.units.is_some() || placed.placement.is_some(),
             Self::Budget => given.config.memory.budget.is_some(),
-            Self::Asks => given.config.memory.budget.is_some() || placed.homes.hears_scores(),
-            Self::Beside => !given.list.free.is_empty() || given.config.memory.device_budget.is_some(),
-            Self::Assigned => given.list.modules || given.config.placement.policy.is_some(),
-            Self::Frames => placed.homes.experts.policy.cached().is_some(),
-            Self::Memories => placed.homes.memories.len() > 1,
+            Self::RequestsExperts => {
+                given.config.memory.budget.is_some() || placed.assignment.predicts_experts()
+            }
+            Self::Accelerators => {
+                !given.list.accelerators.is_empty() || given.config.memory.device_budget.is_some()
+            }
+            Self::Assigned => given.list.has_ndp_dimms || given.config.placement.policy.is_some(),
+            Self::GpuCache => placed.assignment.experts.policy.cached().is_some(),
+            Self::Memories => placed.assignment.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
             Self::NotAsLowered => !given.as_lowered,
         }
@@ -99,7 +103,7 @@ impl When {
 
 /// IR that a pass changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prints {
+pub enum IrLevel {
     /// Computation.
     Graph,
     /// Units.
@@ -108,7 +112,7 @@ pub enum Prints {
     Plan,
 }
 
-impl Prints {
+impl IrLevel {
     /// For people.
     pub const fn word(self) -> &'static str {
         match self {
@@ -125,14 +129,14 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "lower",
         when: When::Always,
-        prints: Prints::Graph,
+        ir_level: IrLevel::Graph,
         run: |c| graph::lower(&c.inputs).map(|module| c.module = module),
         why: "the model's description becomes a Graph, op by op as the reference computes",
     },
     Pass {
         name: "threshold",
         when: When::Thresholds,
-        prints: Prints::Graph,
+        ir_level: IrLevel::Graph,
         run: |c| {
             threshold::threshold(&mut c.module, &c.inputs.thresholds);
             Ok(())
@@ -142,14 +146,14 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "format",
         when: When::Always,
-        prints: Prints::Graph,
+        ir_level: IrLevel::Graph,
         run: |c| graph::format(&c.inputs, &mut c.module),
         why: "before rewriting, which may fold a factor only into exact weights",
     },
     Pass {
         name: "rewrite",
         when: When::Always,
-        prints: Prints::Graph,
+        ir_level: IrLevel::Graph,
         run: |c| graph::rewrite(&c.inputs, &mut c.module),
         why: "on the Graph, where equations hold; the target's cost picks the form",
     },
@@ -157,85 +161,85 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "tier",
         when: When::Static,
-        prints: Prints::Placement,
+        ir_level: IrLevel::Placement,
         run: |c| placement::tier(&c.inputs, &c.module, &mut c.placed),
         why: "the operators are final; capacities are the first thing that a static graph must know",
     },
     Pass {
         name: "group",
         when: When::Static,
-        prints: Prints::Placement,
+        ir_level: IrLevel::Placement,
         run: |c| placement::group(&c.inputs, &c.module, &mut c.placed),
         why: "experts of one capacity can share a graph",
     },
     Pass {
-        name: "reside",
+        name: "assign_residency",
         when: When::Static,
-        prints: Prints::Placement,
-        run: |c| placement::reside(&c.inputs, &c.module, &mut c.placed),
+        ir_level: IrLevel::Placement,
+        run: |c| placement::assign_residency(&c.inputs, &c.module, &mut c.placed),
         why: "what a launch of a whole group costs decides where the group lives",
     },
     Pass {
-        name: "offload",
+        name: "outline_graphs",
         when: When::Capacities,
-        prints: Prints::Graph,
-        run: |c| graph::offload(&c.inputs, &mut c.module, &mut c.placed),
-        why: "every expert has its home; what lives on another unit leaves the CPU's path before kernels are chosen",
+        ir_level: IrLevel::Graph,
+        run: |c| graph::outline_graphs(&c.inputs, &mut c.module, &mut c.placed),
+        why: "every expert has its unit; what runs on another unit leaves the CPU's path before kernels are chosen",
     },
     Pass {
-        name: "home",
-        when: When::Beside,
-        prints: Prints::Placement,
-        run: |c| placement::home(&c.inputs, &c.module, &mut c.placed),
+        name: "assign_units",
+        when: When::Accelerators,
+        ir_level: IrLevel::Placement,
+        run: |c| placement::assign_units(&c.inputs, &c.module, &mut c.placed),
         why: "what static graphs leave is the CPU's, or goes to units with dynamic shapes",
     },
     Pass {
-        name: "place",
+        name: "plan_expert_schedule",
         when: When::Assigned,
-        prints: Prints::Placement,
-        run: |c| placement::place(&c.inputs, &c.module, &mut c.placed),
+        ir_level: IrLevel::Placement,
+        run: |c| placement::plan_expert_schedule(&c.inputs, &c.module, &mut c.placed),
         why: "experts without a fixed unit are scheduled at run time; their costs are known now",
     },
     Pass {
         name: "cluster",
         when: When::NotAsLowered,
-        prints: Prints::Graph,
+        ir_level: IrLevel::Graph,
         run: |c| neurons::cluster(&c.inputs, &mut c.module, &mut c.placed, &mut c.neurons),
         why: "which experts the CPU alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
     },
     Pass {
-        name: "fetch",
-        when: When::Asks,
-        prints: Prints::Graph,
-        run: |c| graph::fetch(&c.inputs, &mut c.module, &c.placed.homes),
+        name: "prefetch_experts",
+        when: When::RequestsExperts,
+        ir_level: IrLevel::Graph,
+        run: |c| graph::prefetch_experts(&c.inputs, &mut c.module, &c.placed.assignment),
         why: "the CPU's experts are final; where memory has a budget, layers say which they will read",
     },
     // The Plan: how, where and when.
     Pass {
         name: "layout",
         when: When::Always,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| plan::layout(&c.inputs, &c.module, &c.placed).map(|planned| c.planned = Some(planned)),
         why: "kernels and weight layouts are chosen for the final form of every node",
     },
     Pass {
         name: "fuse",
         when: When::NotAsLowered,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| plan::fuse(&c.inputs, planned(&mut c.planned)?),
         why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
     },
     Pass {
-        name: "cross",
+        name: "insert_copies",
         when: When::Memories,
-        prints: Prints::Plan,
-        run: |c| cross::cross(&mut planned(&mut c.planned)?.plan),
+        ir_level: IrLevel::Plan,
+        run: |c| insert_copies::insert_copies(&mut planned(&mut c.planned)?.plan),
         why: "steps are what they will be; what a unit reads of another memory is copied there first",
     },
     Pass {
         name: "tune",
         when: When::Always,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| {
             plan::tune(&c.inputs, c.timer.as_deref_mut(), &c.placed, &c.neurons, planned(&mut c.planned)?)
         },
@@ -244,7 +248,7 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "schedule",
         when: When::Always,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| {
             schedule::schedule(&mut planned(&mut c.planned)?.plan);
             Ok(())
@@ -254,14 +258,14 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "memory",
         when: When::Always,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| memory::memory(&mut planned(&mut c.planned)?.plan),
         why: "the order is final, and with it how long each buffer lives",
     },
     Pass {
         name: "barriers",
         when: When::Always,
-        prints: Prints::Plan,
+        ir_level: IrLevel::Plan,
         run: |c| {
             let planned = planned(&mut c.planned)?;
             barriers::barriers(&mut planned.plan);
@@ -271,17 +275,17 @@ pub const PIPELINE: &[Pass] = &[
         why: "buffers that share bytes must wait for each other, and now it is known which do",
     },
     Pass {
-        name: "page",
+        name: "size_expert_cache",
         when: When::Budget,
-        prints: Prints::Plan,
-        run: |c| plan::page(&c.inputs, planned(&mut c.planned)?),
+        ir_level: IrLevel::Plan,
+        run: |c| plan::size_expert_cache(&c.inputs, planned(&mut c.planned)?),
         why: "last, since what all else takes of the budget is known; the rest holds experts",
     },
     Pass {
-        name: "fill",
-        when: When::Frames,
-        prints: Prints::Plan,
-        run: |c| plan::fill(&c.inputs, &c.placed.homes, planned(&mut c.planned)?),
+        name: "size_gpu_expert_cache",
+        when: When::GpuCache,
+        ir_level: IrLevel::Plan,
+        run: |c| plan::size_gpu_expert_cache(&c.inputs, &c.placed.assignment, planned(&mut c.planned)?),
         why: "what all else takes of the other memory is known, and how many experts the CPU's memory holds",
     },
 ];
@@ -311,7 +315,7 @@ pub struct Stops<'a> {
 }
 
 impl Compilation<'_> {
-    /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
+    /// Runs the pipeline; `print` gets the text that `stops` requests. Gives whether it ran to its end.
     ///
     /// The IR is verified after every pass, and before the first where that is not `lower`. Nothing else runs passes: a
     /// bundle's host build, the measurement of a placement, calibration and filetests are compilations, too, which start where
@@ -343,7 +347,7 @@ impl Compilation<'_> {
                 (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
                 self.verify()
                     .map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
-                self.prints = pass.prints;
+                self.ir_level = pass.ir_level;
                 bar.add(1);
             }
             if stops.print_after == Some(pass.name) {

@@ -17,10 +17,10 @@ pub(super) fn cluster(
     predict(given, module, neurons)
 }
 
-/// Trains predictors of neurons and has few rows ask them, where the build asks for that.
+/// Trains predictors of neurons and has few rows use them, where the build requests that.
 fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Result<()> {
     let wanted = given.config.experts.predict;
-    // Without a profile there is nothing to train on; `build` asks for one.
+    // Without a profile there is nothing to train on; `build` requests one.
     let Some(profile) = given.profile.filter(|_| wanted != Predict::Off) else { return Ok(()) };
     let (lowered, checkpoint) = (given.lowered()?, given.checkpoint()?);
     let mut layers = predict::choose(
@@ -29,9 +29,9 @@ fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Re
         profile,
         &lowered,
         checkpoint,
-        moec_cpu::neurons_sketched,
+        moec_cpu::has_gate_bounds,
     )?;
-    if layers.is_empty() && wanted.is_asked_for() {
+    if layers.is_empty() && wanted.is_requested() {
         return Err(predict::nothing_to_predict(wanted));
     }
     let increase = match wanted {
@@ -54,7 +54,7 @@ fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -
         layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(why));
         return Ok(None);
     };
-    // Text is read in chunks, which ask predictors for once.
+    // Text is read in chunks, which query predictors for once.
     let (mut changed, mut trained) = (module.clone(), Trained::default());
     predict::apply(&mut changed, layers, &mut trained, |_| true);
     let model = given.model_info()?;

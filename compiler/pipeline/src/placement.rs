@@ -6,13 +6,17 @@ use moec_config::ExpertsConfig;
 use moec_costs::units::expert_sizes_on;
 use moec_ir::Module;
 use moec_ir::placement::Overflow;
-use moec_passes::{frames, group, home, place, reside, tier};
+use moec_passes::{assign_residency, assign_units, gpu_expert_cache, group, plan_expert_schedule, tier};
 use moec_profile::loads::{Loads, loads};
 use moec_runtime::schedule::Keeps;
 
 pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let Some(units) = &given.units else { return Ok(()) };
-    reside::check(module, units, given.list.wish("attention", &given.config.placement.attention)?)?;
+    assign_residency::check(
+        module,
+        units,
+        given.list.preference("attention", &given.config.placement.attention)?,
+    )?;
     let loads = match &placed.loads {
         Some(own) => own.clone(),
         None => recorded(given)?,
@@ -64,9 +68,9 @@ fn recorded(given: &Inputs<'_>) -> Result<Loads> {
 }
 
 fn group_options(given: &Inputs<'_>) -> Result<group::Options> {
-    let (experts, home) =
-        (&given.config.experts, given.list.wish("experts", &given.config.placement.experts)?);
-    Ok(group::Options { group: experts.group, sizes: experts.sizes, home })
+    let (experts, preference) =
+        (&given.config.experts, given.list.preference("experts", &given.config.placement.experts)?);
+    Ok(group::Options { group: experts.group, sizes: experts.sizes, preference })
 }
 
 pub(super) fn group(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
@@ -79,42 +83,55 @@ pub(super) fn group(given: &Inputs<'_>, module: &Module, placed: &mut Placed) ->
     group::group(placement, loads, module, units, options)
 }
 
-pub(super) fn reside(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+pub(super) fn assign_residency(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let Some(((units, placement), loads)) =
         given.units.as_ref().zip(placed.placement.as_mut()).zip(placed.loads.as_ref())
     else {
         return Ok(());
     };
-    let homes = &given.config.placement;
-    let wanted = reside::Wanted {
-        attention: given.list.wish("attention", &homes.attention)?,
-        experts: given.list.wish("experts", &homes.experts)?,
+    let config = &given.config.placement;
+    let options = assign_residency::ResidencyOptions {
+        attention: given.list.preference("attention", &config.attention)?,
+        experts: given.list.preference("experts", &config.experts)?,
         mix: given.config.mix,
     };
-    placed.attention = reside::reside(placement, loads, module, units, wanted)?;
+    placed.attention = assign_residency::assign_residency(placement, loads, module, units, options)?;
     Ok(())
 }
 
-pub(super) fn home(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+pub(super) fn assign_units(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let known = match (&placed.loads, given.profile) {
         (None, Some(_)) => Some(recorded(given)?),
         _ => None,
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
     let (wanted, budget) = (&given.config.placement, given.config.memory.device_budget);
-    (placed.homes, placed.of_experts) =
-        home::home(module, &mut placed.placement, &given.list, wanted, budget, loads)?;
+    (placed.assignment, placed.of_experts) =
+        assign_units::assign_units(module, &mut placed.placement, &given.list, wanted, budget, loads)?;
     Ok(())
 }
 
-pub(super) fn place(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+pub(super) fn plan_expert_schedule(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let known = match (&placed.loads, given.profile) {
         (None, Some(_)) => Some(recorded(given)?),
         _ => None,
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
     if given.config.placement.policy.is_some_and(|s| s.keeps != Keeps::Layers) {
-        return frames::frames(module, &mut placed.placement, &mut placed.homes, &given.list, given.config);
+        return gpu_expert_cache::plan_gpu_expert_cache(
+            module,
+            &mut placed.placement,
+            &mut placed.assignment,
+            &given.list,
+            given.config,
+        );
     }
-    place::place(module, &mut placed.placement, &mut placed.homes, &given.list, given.config, loads)
+    plan_expert_schedule::plan_expert_schedule(
+        module,
+        &mut placed.placement,
+        &mut placed.assignment,
+        &given.list,
+        given.config,
+        loads,
+    )
 }

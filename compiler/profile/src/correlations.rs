@@ -32,7 +32,7 @@ pub struct Correlations {
     pub block: usize,
     /// Tokens that each matrix has seen.
     pub tokens: Vec<u64>,
-    /// `[lead, pairs]`: below the diagonal, block by block and row by row.
+    /// `[matrices, pairs]`: below the diagonal, block by block and row by row.
     pub(super) below: Vec<i16>,
 }
 
@@ -63,7 +63,7 @@ pub fn block_for(cols: usize, matrices: usize) -> usize {
 }
 
 impl Correlations {
-    /// From sums of products `[lead, pairs and squares]`: of each block row by row, up to the diagonal. `None` if the
+    /// From sums of products `[matrices, pairs and squares]`: of each block row by row, up to the diagonal. `None` if the
     /// lengths disagree.
     pub fn from_sums(
         readers: Vec<String>,
@@ -89,7 +89,7 @@ impl Correlations {
     }
 
     /// Matrices.
-    pub fn lead(&self) -> usize {
+    pub fn matrices(&self) -> usize {
         self.tokens.len()
     }
 
@@ -99,8 +99,8 @@ impl Correlations {
     }
 
     /// Correlations of a matrix, block by block: below the diagonal, row by row, from −1 to 1.
-    pub fn of(&self, lead: usize) -> impl Iterator<Item = (Range<usize>, impl Iterator<Item = f64>)> {
-        let mut rest = self.stored(lead);
+    pub fn of(&self, matrix: usize) -> impl Iterator<Item = (Range<usize>, impl Iterator<Item = f64>)> {
+        let mut rest = self.stored(matrix);
         blocks(self.cols, self.block).map(move |range| {
             let (own, behind) = rest.split_at_checked(pairs(range.len())).unwrap_or_default();
             rest = behind;
@@ -108,26 +108,27 @@ impl Correlations {
         })
     }
 
-    fn stored(&self, lead: usize) -> &[i16] {
+    fn stored(&self, matrix: usize) -> &[i16] {
         let pairs = pairs_in(self.cols, self.block);
-        self.below.get(lead * pairs..(lead + 1) * pairs).unwrap_or_default()
+        self.below.get(matrix * pairs..(matrix + 1) * pairs).unwrap_or_default()
     }
 
     /// Both together; `own` and `others` are the moments of the first reader. `None` for other shapes.
     pub(super) fn merge(&self, own: &Moments, other: &Self, others: &Moments) -> Option<Self> {
         let alike = self.readers == other.readers && (self.cols, self.block) == (other.cols, other.block);
-        if !alike || self.lead() != other.lead() || own.cols != self.cols || others.cols != self.cols {
+        if !alike || self.matrices() != other.matrices() || own.cols != self.cols || others.cols != self.cols
+        {
             return None;
         }
         let mut below = Vec::with_capacity(self.below.len());
-        for lead in 0..self.lead() {
+        for matrix in 0..self.matrices() {
             let squares = |c: &Self, m: &Moments| {
-                let mean = if m.lead() == c.lead() { m.of(lead).to_vec() } else { m.mean() };
-                let n = c.tokens[lead] as f64;
+                let mean = if m.matrices() == c.matrices() { m.of(matrix).to_vec() } else { m.mean() };
+                let n = c.tokens[matrix] as f64;
                 mean.iter().map(|&x| n * f64::from(x)).collect::<Vec<_>>()
             };
             let (a, b) = (squares(self, own), squares(other, others));
-            for ((range, mine), (_, theirs)) in self.of(lead).zip(other.of(lead)) {
+            for ((range, mine), (_, theirs)) in self.of(matrix).zip(other.of(matrix)) {
                 let (a, b) = (a.get(range.clone())?, b.get(range.clone())?);
                 let at = (0..range.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
                 below.extend(at.zip(mine.zip(theirs)).map(|((i, j), (r, s))| {
@@ -141,22 +142,23 @@ impl Correlations {
     }
 
     pub(super) fn check(&self, moments: impl Fn(&str) -> Option<(usize, usize)>) -> Result<(), Wrong> {
-        let lead = self.lead();
-        if !(1..=MOST).contains(&lead)
+        let matrices = self.matrices();
+        if !(1..=MOST).contains(&matrices)
             || !(1..=MOST).contains(&self.cols)
             || !(1..=WIDEST).contains(&self.block)
         {
-            return Err(format!("{lead} matrices of {} channels in blocks of {}", self.cols, self.block));
+            return Err(format!("{matrices} matrices of {} channels in blocks of {}", self.cols, self.block));
         }
-        if lead.checked_mul(pairs_in(self.cols, self.block)) != Some(self.below.len()) {
-            return Err(format!("{} correlations of {lead} × {} channels", self.below.len(), self.cols));
+        if matrices.checked_mul(pairs_in(self.cols, self.block)) != Some(self.below.len()) {
+            return Err(format!("{} correlations of {matrices} × {} channels", self.below.len(), self.cols));
         }
         if self.tokens.iter().any(|&n| n > MOST_TOKENS) {
             return Err("more tokens than anyone can read".to_owned());
         }
         // An input of a layer can be that of all of its experts.
-        let fits =
-            |name: &String| moments(name).is_some_and(|(l, c)| c == self.cols && (l == lead || lead == 1));
+        let fits = |name: &String| {
+            moments(name).is_some_and(|(l, c)| c == self.cols && (l == matrices || matrices == 1))
+        };
         if self.readers.is_empty() || !self.readers.iter().all(fits) {
             return Err("correlations of another input than the moments".to_owned());
         }

@@ -30,11 +30,11 @@ pub struct Importance {
     correlations: Vec<Correlations>,
     /// The table that tokens are looked up in, and how its rows are rounded.
     table: Option<(String, Arc<Feedback>)>,
-    /// Feedback of the input that was asked last of those that all experts of a layer share.
+    /// Feedback of the input that was requested last of those that all experts of a layer share.
     shared: Mutex<Option<(usize, Arc<Feedback>)>>,
 }
 
-/// `[lead, cols]`, 1 on average over each matrix.
+/// `[matrices, cols]`, 1 on average over each matrix.
 #[derive(Clone, Debug)]
 struct Channels {
     cols: usize,
@@ -60,10 +60,10 @@ impl Importance {
         let mut known = Vec::new();
         for weight in &lowered.weights {
             let Some(moments) = profile.weights.get(&weight.name) else { continue };
-            if moments.lead() != weight.lead() || moments.cols != weight.cols() {
+            if moments.matrices() != weight.matrices() || moments.cols != weight.cols() {
                 return Err(Error::input(format!(
                     "the profile has {} × {} channels for `{}`, whose shape is {:?}",
-                    moments.lead(),
+                    moments.matrices(),
                     moments.cols,
                     weight.name,
                     weight.shape
@@ -77,11 +77,12 @@ impl Importance {
         let mut found = HashMap::new();
         for weight in module.weights.iter().filter(|w| wanted(w)) {
             let cols = weight.cols();
-            let fits = |all: &Vec<f32>| all.len() == weight.lead() * cols;
+            let fits = |all: &Vec<f32>| all.len() == weight.matrices() * cols;
             if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
                 all.chunks_exact_mut(cols.max(1)).for_each(normalise);
                 let mean = |input: usize| {
-                    let shared = profile.correlations.get(input).is_some_and(|c| c.lead() < weight.lead());
+                    let shared =
+                        profile.correlations.get(input).is_some_and(|c| c.matrices() < weight.matrices());
                     let mut mean = known.recorded(&weight.expr).filter(|_| shared)?.mean();
                     normalise(&mut mean);
                     Some(mean)
@@ -119,13 +120,15 @@ impl Importance {
     }
 
     /// Feedback of a matrix; `None` where its input is not known, or too little of it.
-    fn matrix(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
+    fn matrix(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>> {
         let channels = self.channels.get(weight)?;
         let (input, mean) = channels.input.as_ref()?;
         let correlations = self.correlations.get(*input).filter(|c| c.cols == channels.cols)?;
         if mean.is_empty() {
-            let enough = correlations.tokens.get(lead).is_some_and(|&n| n >= ENOUGH);
-            return enough.then(|| feedback(correlations, lead, self.importance(weight, lead)?)).flatten();
+            let enough = correlations.tokens.get(matrix).is_some_and(|&n| n >= ENOUGH);
+            return enough
+                .then(|| feedback(correlations, matrix, self.importance(weight, matrix)?))
+                .flatten();
         }
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = shared.as_ref().filter(|(i, _)| i == input) {
@@ -139,10 +142,10 @@ impl Importance {
 
 /// Feedback by correlations and normalised mean squares. The latter's floor is the damping of GPTQ (arXiv 2210.17323,
 /// §3.3, step 3): a hundredth of the mean is added to the diagonal.
-fn feedback(correlations: &Correlations, lead: usize, squares: &[f32]) -> Option<Arc<Feedback>> {
+fn feedback(correlations: &Correlations, matrix: usize, squares: &[f32]) -> Option<Arc<Feedback>> {
     let root: Vec<f64> =
         squares.iter().map(|&x| (f64::from(x) - f64::from(FLOOR / (1.0 + FLOOR))).max(0.0).sqrt()).collect();
-    let blocks = correlations.of(lead).map(|(range, mut below)| {
+    let blocks = correlations.of(matrix).map(|(range, mut below)| {
         let (root, squares) = (&root[range.clone()], &squares[range.clone()]);
         let mut moments = Vec::with_capacity(root.len() * (root.len() + 1) / 2);
         for i in 0..root.len() {
@@ -155,13 +158,13 @@ fn feedback(correlations: &Correlations, lead: usize, squares: &[f32]) -> Option
 }
 
 impl WeightImportance for Importance {
-    fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]> {
+    fn importance(&self, weight: &str, matrix: usize) -> Option<&[f32]> {
         let Channels { cols, all, .. } = self.channels.get(weight)?;
-        all.get(lead * cols..(lead + 1) * cols)
+        all.get(matrix * cols..(matrix + 1) * cols)
     }
 
-    fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
-        self.matrix(weight, lead)
+    fn feedback(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>> {
+        self.matrix(weight, matrix)
     }
 
     fn table(&self, weight: &str) -> Option<Arc<Feedback>> {
@@ -197,7 +200,7 @@ impl Known<'_> {
         self.known(expr)?.2
     }
 
-    /// Mean squares of the inputs of an expression, `[lead, cols]`.
+    /// Mean squares of the inputs of an expression, `[matrices, cols]`.
     fn squares(&self, expr: &WeightExpr) -> Result<Option<Vec<f32>>> {
         if let Some((moments, ..)) = self.weights.iter().find(|(_, known, _)| *known == expr) {
             return Ok(Some(recorded(moments)));
@@ -237,11 +240,11 @@ impl Known<'_> {
     }
 }
 
-/// Mean squares `[lead, cols]`; those of all matrices together for one that saw too little.
+/// Mean squares `[matrices, cols]`; those of all matrices together for one that saw too little.
 fn recorded(moments: &Moments) -> Vec<f32> {
     let mean = moments.mean();
-    let own = |lead: usize| if moments.tokens[lead] < ENOUGH { &mean[..] } else { moments.of(lead) };
-    (0..moments.lead()).flat_map(|lead| own(lead).iter().copied()).collect()
+    let own = |matrix: usize| if moments.tokens[matrix] < ENOUGH { &mean[..] } else { moments.of(matrix) };
+    (0..moments.matrices()).flat_map(|matrix| own(matrix).iter().copied()).collect()
 }
 
 /// Scales channels to a mean of 1 and lifts the silent ones. Where nothing was seen at all, every channel

@@ -61,11 +61,11 @@ impl<'a> Input<'a> {
         self.rows.is_empty()
     }
 
-    /// Second moments of what matrix `lead` is multiplied by: of its own tokens where it saw enough, else of all. Without
+    /// Second moments of what matrix `matrix` is multiplied by: of its own tokens where it saw enough, else of all. Without
     /// correlations channels have nothing to do with each other.
-    pub fn moments(&self, lead: usize) -> SecondMoments {
-        let own = self.moments.tokens.get(lead).is_some_and(|&n| n >= ENOUGH);
-        let squares = if own { self.moments.of(lead).to_vec() } else { self.moments.mean() };
+    pub fn moments(&self, matrix: usize) -> SecondMoments {
+        let own = self.moments.tokens.get(matrix).is_some_and(|&n| n >= ENOUGH);
+        let squares = if own { self.moments.of(matrix).to_vec() } else { self.moments.mean() };
         let roots: Vec<f32> = (0..self.cols)
             .map(|c| {
                 let root = squares.get(c).map_or(0.0, |x| x.sqrt());
@@ -79,8 +79,8 @@ impl<'a> Input<'a> {
             return SecondMoments::diagonal(&roots.iter().map(|x| x * x).collect::<Vec<f32>>());
         };
         // One matrix for all experts, or one for each.
-        let lead = lead.min(correlations.lead().saturating_sub(1));
-        let blocks = correlations.of(lead).map(|(range, mut below)| {
+        let matrix = matrix.min(correlations.matrices().saturating_sub(1));
+        let blocks = correlations.of(matrix).map(|(range, mut below)| {
             let n = range.len();
             let mut block = vec![0.0; n * n];
             for i in 0..n {
@@ -122,14 +122,14 @@ fn name_of(
     }
     match expr {
         WeightExpr::Concat { of, .. } => match of.first() {
-            // What is joined by columns begins with what is asked for.
+            // What is joined by columns begins with what is requested.
             Some(first) => name_of(lowered, first, source),
             None => Ok(None),
         },
         WeightExpr::Slice { axis: Axis::Rows, of, .. }
         | WeightExpr::Arrange { of, .. }
         | WeightExpr::Split { of, .. }
-        | WeightExpr::ScaleLead { of, .. }
+        | WeightExpr::ScaleMatrices { of, .. }
         | WeightExpr::Join(of) => name_of(lowered, of, source),
         // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
         WeightExpr::ScaleCols { of, by } => {

@@ -6,7 +6,7 @@
 //! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
 //! one after the other), [`NeuronCounts`] (how often each neuron is active), [`Sample`] (rows of some inputs) and [`Gates`]
 //! (how large gates are after SiLU). A part knows how to check itself and how to merge; a further one is a further field of
-//! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
+//! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer questions of passes and of people.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
@@ -173,7 +173,7 @@ impl Profile {
         if self.correlations.len() > self.weights.len() {
             return Err("more inputs than weights".to_owned());
         }
-        let shape = |name: &str| self.weights.get(name).map(|m| (m.lead(), m.cols));
+        let shape = |name: &str| self.weights.get(name).map(|m| (m.matrices(), m.cols));
         for (i, c) in self.correlations.iter().enumerate() {
             c.check(shape).map_err(|e| format!("input {i}: {e}"))?;
         }

@@ -7,15 +7,15 @@ use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
 
-/// Mean squares of the input channels of a weight `[lead, rows, cols]`: one row of channels for each of its
-/// `lead` matrices (experts, heads), over the tokens that this matrix has seen.
+/// Mean squares of the input channels of a weight `[matrices, rows, cols]`: one row of channels for each of its
+/// `matrices` matrices (experts, heads), over the tokens that this matrix has seen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moments {
     /// Input channels.
     pub cols: usize,
     /// Tokens that each matrix has seen.
     pub tokens: Vec<u64>,
-    /// `[lead, cols]`: mean of x², kept to eleven bits; 0 where no token was seen.
+    /// `[matrices, cols]`: mean of x², kept to eleven bits; 0 where no token was seen.
     mean_square: Vec<f32>,
 }
 
@@ -28,7 +28,7 @@ fn kept(x: f64) -> f32 {
 }
 
 impl Moments {
-    /// From sums of squares `[lead, cols]` over `tokens` tokens per matrix. `None` if the lengths disagree or
+    /// From sums of squares `[matrices, cols]` over `tokens` tokens per matrix. `None` if the lengths disagree or
     /// a sum is not finite.
     pub fn from_sums(cols: usize, tokens: Vec<u64>, sums: &[f32]) -> Option<Self> {
         if cols == 0 || tokens.len().checked_mul(cols)? != sums.len() || sums.iter().any(|s| !s.is_finite()) {
@@ -41,13 +41,13 @@ impl Moments {
     }
 
     /// Matrices.
-    pub fn lead(&self) -> usize {
+    pub fn matrices(&self) -> usize {
         self.tokens.len()
     }
 
     /// Mean squares of the input channels of one matrix.
-    pub fn of(&self, lead: usize) -> &[f32] {
-        self.mean_square.get(lead * self.cols..(lead + 1) * self.cols).unwrap_or_default()
+    pub fn of(&self, matrix: usize) -> &[f32] {
+        self.mean_square.get(matrix * self.cols..(matrix + 1) * self.cols).unwrap_or_default()
     }
 
     /// Mean squares over all matrices, each weighted with its tokens. 0 where no token was seen.
@@ -63,33 +63,37 @@ impl Moments {
 
     /// Both together. `None` for another shape.
     pub fn merge(&self, other: &Self) -> Option<Self> {
-        if self.cols != other.cols || self.lead() != other.lead() {
+        if self.cols != other.cols || self.matrices() != other.matrices() {
             return None;
         }
         let mut mean_square = Vec::with_capacity(self.mean_square.len());
-        for lead in 0..self.lead() {
-            let (n, m) = (self.tokens[lead] as f64, other.tokens[lead] as f64);
+        for matrix in 0..self.matrices() {
+            let (n, m) = (self.tokens[matrix] as f64, other.tokens[matrix] as f64);
             let mean = |(&a, &b): (&f32, &f32)| {
                 if n + m == 0.0 { 0.0 } else { kept((f64::from(a) * n + f64::from(b) * m) / (n + m)) }
             };
-            mean_square.extend(self.of(lead).iter().zip(other.of(lead)).map(mean));
+            mean_square.extend(self.of(matrix).iter().zip(other.of(matrix)).map(mean));
         }
         let tokens = self.tokens.iter().zip(&other.tokens).map(|(a, b)| a.saturating_add(*b)).collect();
         Some(Self { cols: self.cols, tokens, mean_square })
     }
 
     pub(super) fn check(&self) -> Result<(), Wrong> {
-        let lead = self.lead();
-        if !(1..=MOST).contains(&lead) || !(1..=MOST).contains(&self.cols) {
-            return Err(format!("{lead} matrices of {} channels", self.cols));
+        let matrices = self.matrices();
+        if !(1..=MOST).contains(&matrices) || !(1..=MOST).contains(&self.cols) {
+            return Err(format!("{matrices} matrices of {} channels", self.cols));
         }
-        if lead.checked_mul(self.cols) != Some(self.mean_square.len()) {
-            return Err(format!("{} numbers for {lead} × {} channels", self.mean_square.len(), self.cols));
+        if matrices.checked_mul(self.cols) != Some(self.mean_square.len()) {
+            return Err(format!(
+                "{} numbers for {matrices} × {} channels",
+                self.mean_square.len(),
+                self.cols
+            ));
         }
         if self.tokens.iter().any(|&n| n > MOST_TOKENS) {
             return Err("more tokens than anyone can read".to_owned());
         }
-        let fits = |lead: usize, x: f32| x.is_finite() && x >= 0.0 && (self.tokens[lead] > 0 || x == 0.0);
+        let fits = |matrix: usize, x: f32| x.is_finite() && x >= 0.0 && (self.tokens[matrix] > 0 || x == 0.0);
         if self.mean_square.iter().enumerate().all(|(i, &x)| fits(i / self.cols, x)) {
             Ok(())
         } else {

@@ -1,5 +1,5 @@
 //! Frequency of every neuron's activation, expert by expert and by the batch that is decoded (PowerInfer-2, §2.2 and Figure 2):
-//! what tells hot neurons from cold ones (§5).
+//! what distinguishes hot neurons from cold ones (§5).
 //!
 //! A neuron is a row of the gate and up matrices and a column of the down matrix. With ReLU in the gate it is active where
 //! what it hands to the down matrix is not zero; skipping the others changes nothing. Other gates leave no zeros: there a

@@ -41,7 +41,7 @@ impl Origin {
             let bytes = checkpoint.bytes(name).unwrap_or_default();
             sha.update(&bytes[..bytes.len().min(SAMPLE_BYTES)]);
         }
-        // A few bytes of each, and whatever the system has mapped around them.
+        // A few bytes of each, and whatever the operating system has mapped around them.
         checkpoint.release();
         Ok(Self {
             family: spec.family.to_owned(),

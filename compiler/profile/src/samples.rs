@@ -43,11 +43,11 @@ fn hash(row: &[u16]) -> u64 {
 
 /// Rows that are being kept: those with the smallest hashes.
 #[derive(Clone, Debug, Default)]
-pub struct Kept {
+pub struct RowSample {
     rows: BTreeSet<(u64, Vec<u16>)>,
 }
 
-impl Kept {
+impl RowSample {
     /// Adds a row, of which at most `most` are kept.
     pub fn add(&mut self, row: &[f32], most: usize) {
         self.add_bits(row.iter().map(|x| bf16::from_f32(*x).to_bits()).collect(), most);
@@ -115,7 +115,7 @@ pub(super) fn merge(a: &[Sample], b: &[Sample]) -> Vec<Sample> {
     let most = most(a.iter().map(|s| s.cols));
     let both = |s: &Sample| {
         let other = b.iter().find(|o| o.readers == s.readers && o.cols == s.cols)?;
-        let mut kept = Kept::default();
+        let mut kept = RowSample::default();
         let rows = s.bits.chunks_exact(s.cols.max(1)).chain(other.bits.chunks_exact(s.cols.max(1)));
         rows.for_each(|row| kept.add_bits(row.to_vec(), most));
         Some(kept.finish(s.readers.clone(), s.cols))
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     fn kept(rows: impl Iterator<Item = usize>, most: usize) -> Sample {
-        let mut kept = Kept::default();
+        let mut kept = RowSample::default();
         rows.for_each(|i| kept.add(&[i as f32, -1.0, 0.5], most));
         kept.finish(vec!["w".to_owned()], 3)
     }

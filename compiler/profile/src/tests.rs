@@ -31,9 +31,9 @@ proptest! {
         }
         for (name, m) in &merged.weights {
             let (a, b) = (&a.weights[name], &b.weights[name]);
-            for lead in 0..m.lead() {
-                let (n, k) = (a.tokens[lead] as f64, b.tokens[lead] as f64);
-                for ((m, a), b) in m.of(lead).iter().zip(a.of(lead)).zip(b.of(lead)) {
+            for matrix in 0..m.matrices() {
+                let (n, k) = (a.tokens[matrix] as f64, b.tokens[matrix] as f64);
+                for ((m, a), b) in m.of(matrix).iter().zip(a.of(matrix)).zip(b.of(matrix)) {
                     let want = (f64::from(*a) * n + f64::from(*b) * k) / (n + k).max(1.0);
                     prop_assert!((f64::from(*m) - want).abs() <= want / 2048.0, "{} instead of {}", m, want);
                 }
@@ -102,7 +102,7 @@ fn what_does_not_hold_is_refused() {
             let m = p.weights["layers.0.moe.down"].clone();
             p.weights.insert(String::new(), m);
         }),
-        ("neurons are not in order", |p| p.neurons.push(fired())),
+        ("neurons are not in order", |p| p.neurons.push(neuron_counts())),
         ("layer 0: 2 experts of 0 neurons", |p| p.neurons[0].width = 0),
         ("layer 0: counts of neurons", |p| p.neurons[0].width = 4),
         ("layer 0: thresholds", |p| p.neurons[0].levels[0].threshold = f32::NAN),
@@ -267,7 +267,7 @@ fn neurons_have_frequencies_zeros_and_an_order() {
 
 #[test]
 fn correlations_are_those_of_the_sums() {
-    let of = |c: &Correlations, lead| c.of(lead).flat_map(|(_, r)| r).collect::<Vec<_>>();
+    let of = |c: &Correlations, matrix| c.of(matrix).flat_map(|(_, r)| r).collect::<Vec<_>>();
     let seen = &example().correlations[0];
     assert!((of(seen, 0)[0] + 0.5_f64.sqrt()).abs() < 1e-4);
     assert!((of(seen, 1)[0] - 3.0 / 56.0_f64.sqrt()).abs() < 1e-4);

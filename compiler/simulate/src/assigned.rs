@@ -3,12 +3,12 @@
 
 use super::bundle::Request;
 use super::paged::routing;
+use moec_backend::{StreamRun, StreamScene};
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
-use moec_family::{StreamRun, StreamScene};
 use moec_ir::plan::Scheduled;
 use moec_sim::cache::Trace;
-use moec_targets::families;
+use moec_targets::backends;
 
 /// Tokens of each sequence that are decoded by default.
 pub const DECODED: u32 = 16;
@@ -48,8 +48,8 @@ pub fn assigned(
         Error::input(format!("`{}` has not the units of the bundle", device.name))
             .hint("leave `--target` out: the bundle knows its own device")
     })?;
-    let streams = families::streams(device.family_of(unit))
-        .ok_or_else(|| Error::bug("a schedule of a unit without streams"))?;
+    let streams = backends::command_streams(device.backend_of(unit))
+        .ok_or_else(|| Error::bug("a schedule of a unit without NDP command streams"))?;
     let k = |layer: u32| Some(plan.placement.experts.iter().find(|t| t.layer == layer)?.k);
     let layers = plan.experts.layers.iter();
     let layers: Vec<(u32, u32)> = layers.filter_map(|l| Some((l.starts.len() as u32, k(l.layer)?))).collect();
@@ -73,8 +73,8 @@ pub fn assigned(
     let loads = loads(&trace, &layers, &steps);
     let link = |unit: Option<u32>| {
         let own = name(unit).and_then(|name| device.units.iter().find(|u| u.name == name))?;
-        let (home, there) = (device.processor_memory()?, device.memory_of(own)?);
-        device.links.iter().find(|l| l.from == home && l.to == there).map(moec_device::Link::rate)
+        let (host, there) = (device.cpu_memory()?, device.memory_of(own)?);
+        device.links.iter().find(|l| l.from == host && l.to == there).map(moec_device::Link::rate)
     };
     let experts = &plan.experts;
     let scene =

@@ -13,7 +13,7 @@ use moec_device::{BUILT_IN, Device};
 use moec_ir::placement::Placement;
 use moec_profile::Profile;
 use moec_profile::loads::{LayerLoads, Loads, loads};
-use moec_targets::families;
+use moec_targets::backends;
 
 /// Options of a bundle's simulation.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ fn has_npu(device: &Device) -> bool {
 
 /// Whether a device has memory that computes.
 fn has_ndp_dimms(device: &Device) -> bool {
-    device.units.iter().any(|unit| families::of(unit, device).is_ok_and(|family| family.streams().is_some()))
+    device.units.iter().any(|unit| backends::of(unit, device).is_ok_and(|family| family.command_streams().is_some()))
 }
 
 /// One chunk of mean loads, as the profile that a bundle was built with gave them.

@@ -1,16 +1,16 @@
-//! Model of the costs of a plan's steps on the CPU of a device file, and of its experts on the way from flash.
+//! Model of the costs of a plan's steps on the CPU of a device file, and of its experts on the way from disk.
 //!
 //! A step reads its weights and multiplies rows with them: it takes the longer of the two times, at the bandwidth of the
 //! memory and at the peak of the unit, or what the device's table of matrix products says, where it has one. After a barrier a
 //! step costs a dispatch. Attention's reading of the KV cache is not in it, nor what only moves rows.
 
 use moec_base::error::{Error, Result};
-use moec_cpu::FLASH;
-use moec_device::{Device, Memory, Unit, UnitKind};
+use moec_cpu::DISK;
+use moec_device::{Device, DeviceUnit, Memory, UnitKind};
 use moec_ir::plan::{Arg, Builtin, Code, Entry, PagedLayer, Plan, RowSpace, Step};
 use moec_ir::{EntryKind, Module, Op};
-use moec_runtime::offload::flash::Options;
-use moec_sim::flash::Link;
+use moec_runtime::offload::disk::Options;
+use moec_sim::disk::Link;
 use moec_sim::paging::Units;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,12 +26,12 @@ pub struct Constant {
     pub source: String,
 }
 
-/// Weights that some rows meet.
+/// Weights that some rows are multiplied by.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Product {
     bytes: f64,
     numbers: f64,
-    /// Whether only rows whose logits are wanted meet them: one.
+    /// Whether only rows whose logits are requested are multiplied by them: one.
     outputs: bool,
 }
 
@@ -45,7 +45,7 @@ struct Between {
 /// Costs of a plan on a device.
 #[derive(Debug)]
 pub struct Costs<'a> {
-    cpu: &'a Unit,
+    cpu: &'a DeviceUnit,
     /// Bytes per microsecond that the memory gives, and operations per microsecond.
     bandwidth: f64,
     peak: f64,
@@ -57,7 +57,7 @@ pub struct Costs<'a> {
     experts: Vec<[Product; 2]>,
     /// Numbers that were used, and their sources.
     pub constants: Vec<Constant>,
-    /// Index of the CPU, and the name of the link from flash.
+    /// Index of the CPU, and the name of the link from disk.
     pub unit: usize,
 }
 
@@ -65,24 +65,24 @@ pub struct Costs<'a> {
 const BOUND_BY_READING: f64 = 1.25;
 
 impl<'a> Costs<'a> {
-    /// Of a plan whose experts are on flash.
+    /// Of a plan whose experts are on disk.
     ///
     /// # Errors
-    /// A device file without the figures that are needed: the bandwidth of flash, and of what computes.
+    /// A device file without the figures that are needed: the bandwidth of the disk, and of what computes.
     pub fn of(device: &'a Device, plan: &Plan, module: &Module, layers: &[PagedLayer]) -> Result<Self> {
         let missing = |what: &str| {
             Error::input(format!("the device file of `{}` does not say {what}", device.name))
-                .hint("`moec profile-device --flash FOLDER` measures this machine; `--target` takes its file")
+                .hint("`moec profile-device --disk FOLDER` measures this machine; `--target` takes its file")
         };
         let unit = device.unit_of(UnitKind::Cpu).ok_or_else(|| missing("what computes"))?;
         let cpu = &device.units[unit];
         let mut constants = Vec::new();
         let block = plan.paging.as_ref().map_or(0, |p| p.block_bytes);
-        let flash = device.memories.iter().find(|m| m.name == FLASH);
+        let disk = device.memories.iter().find(|m| m.name == DISK);
         let rate =
-            flash.and_then(|m| rate(m, block.into())).ok_or_else(|| missing("how fast flash is read"))?;
+            disk.and_then(|m| rate(m, block.into())).ok_or_else(|| missing("how fast the disk is read"))?;
         constants.push(Constant {
-            what: "flash",
+            what: "disk",
             value: format!("{} GB/s in blocks of {} bytes", rate.rate(), rate.block_bytes),
             source: rate.source.clone(),
         });
@@ -99,7 +99,7 @@ impl<'a> Costs<'a> {
             let value = format!("a table of {rows} rows");
             constants.push(Constant { what: "matrix products", value, source: row.source.clone() });
         } else {
-            let memory = device.memories.iter().filter(|m| m.name != FLASH).find_map(|m| m.bandwidth.last());
+            let memory = device.memories.iter().filter(|m| m.name != DISK).find_map(|m| m.bandwidth.last());
             let memory = memory.ok_or_else(|| missing("how fast memory is read"))?;
             let (format, top) = cpu
                 .peak
@@ -141,7 +141,7 @@ impl<'a> Costs<'a> {
         })
     }
 
-    /// Microseconds in which rows meet weights.
+    /// Microseconds in which rows are multiplied by weights.
     fn us(&self, product: Product, rows: f64) -> f64 {
         let rows = if product.outputs { rows.min(1.0) } else { rows };
         let table = |rows| self.cpu.matmul_us(rows, product.numbers);
@@ -188,14 +188,14 @@ fn rate(memory: &Memory, block: u64) -> Option<&moec_device::Bandwidth> {
     fits.or_else(|| memory.bandwidth.first()).filter(|b| b.gb_per_s > 0.0)
 }
 
-/// Work of an entry point before each of its layers asks for experts, and after the last.
+/// Work of an entry point before each of its layers requests experts, and after the last.
 fn walk(entry: &Entry, plan: &Plan, module: &Module, layers: &[PagedLayer]) -> Vec<Between> {
     let graph = module.entries.iter().find(|g| g.kind == entry.kind);
     let is_expert = |s: u32| layers.iter().any(|l| l.gate_up == s || l.down == s);
     let (mut all, mut own, mut seen) = (Vec::new(), Between::default(), BTreeSet::new());
     for step in &entry.steps {
         own.barriers += u32::from(step.barrier);
-        if matches!(step.code, Code::Builtin(Builtin::Fetch { .. })) {
+        if matches!(step.code, Code::Builtin(Builtin::RequestExperts { .. })) {
             all.push(std::mem::take(&mut own));
             continue;
         }

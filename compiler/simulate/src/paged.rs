@@ -1,4 +1,4 @@
-//! A bundle whose experts are on flash: the runtime's own decider, cache, policy and scheduler, with recorded routing, on
+//! A bundle whose experts are on disk: the runtime's own decider, cache, policy and scheduler, with recorded routing, on
 //! modelled units ([`mod@moec_sim::paging`]). What is decided is what a run decides that has the same routing and
 //! whose units take the same time; how long they take is a model ([`Costs`]).
 
@@ -7,12 +7,12 @@ use super::costs::{Constant, Costs};
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::timeline::{Span, Task, Timeline, What, queues};
-use moec_cpu::FLASH;
+use moec_cpu::DISK;
 use moec_ir::op::Score;
 use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
 use moec_runtime::offload::cache::prefetch::DEPTH;
 use moec_sim::cache::Trace;
-use moec_sim::paging::{Ask, Did, Scene, SimulatedRun, simulate};
+use moec_sim::paging::{RecordedRequest, Scene, SimulatedRun, UnitWork, simulate};
 use std::time::Duration;
 
 /// Tokens that are decoded by default.
@@ -37,7 +37,7 @@ pub struct Simulated {
     pub stalled: [Duration; 2],
     /// Tasks and their times.
     pub timeline: Timeline,
-    /// Index of the queue of the link from flash.
+    /// Index of the queue of the link from disk.
     pub link: usize,
     /// Index of the queue that computes.
     pub unit: usize,
@@ -45,7 +45,7 @@ pub struct Simulated {
     pub constants: Vec<Constant>,
 }
 
-/// Simulates a bundle whose experts are on flash.
+/// Simulates a bundle whose experts are on disk.
 ///
 /// # Errors
 /// A device file without the figures that are needed; no recorded routing, or that of another model; a prompt past the context.
@@ -66,7 +66,7 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
         .hint("`--prompt` and `--decode` say how many"));
     }
     let matrices = matrices(plan, paging)?;
-    let asks = asks(&trace, &paging.layers, [prompt, chunk, decode]);
+    let requests = requests(&trace, &paging.layers, [prompt, chunk, decode]);
     let elsewhere = plan.elsewhere();
     let scene = Scene {
         paging,
@@ -78,9 +78,9 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     };
     let mut names = queues(device);
     let link = names.len();
-    names.push(format!("{FLASH} → {}", device.units[costs.unit].name));
-    let mut seen = Seen::new(costs.unit, link, prompt.div_ceil(chunk));
-    let run = simulate(scene, &costs, &asks, &mut |did, from, to| seen.add(did, from, to))
+    names.push(format!("{DISK} → {}", device.units[costs.unit].name));
+    let mut seen = CalibrationRecord::new(costs.unit, link, prompt.div_ceil(chunk));
+    let run = simulate(scene, &costs, &requests, &mut |did, from, to| seen.add(did, from, to))
         .map_err(|e| Error::limit("the plan cannot be simulated").because(e.to_string()))?;
     let prefill = seen.prefill.unwrap_or(run.wall);
     let wall_us = run.wall.as_secs_f64() * 1e6;
@@ -128,8 +128,8 @@ fn matrices(plan: &Plan, paging: &Paging) -> Result<Vec<[u64; 2]>> {
 
 /// Requests of layers: chunks of a prompt, then tokens one by one, in the order in which they were recorded, from their start
 /// again where they end. A profile has no predictions: no expert is read ahead of a token's layers.
-fn asks(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3]) -> Vec<Ask> {
-    let (mut asks, mut at) = (Vec::new(), 0);
+fn requests(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3]) -> Vec<RecordedRequest> {
+    let (mut requests, mut at) = (Vec::new(), 0);
     let mut left = prompt;
     let mut calls = Vec::new();
     while left > 0 {
@@ -147,11 +147,18 @@ fn asks(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3])
             let active = (0..shape.experts as i32).filter(|&e| chosen[e as usize]).collect();
             let ranked = trace.step(at % trace.tokens().max(1), layer).ranked;
             let scores = if rows == 1 { vec![logits(ranked, shape)] } else { Vec::new() };
-            asks.push(Ask { layer, rows, k: shape.k as usize, active, beside: Vec::new(), scores });
+            requests.push(RecordedRequest {
+                layer,
+                rows,
+                k: shape.k as usize,
+                active,
+                beside: Vec::new(),
+                scores,
+            });
         }
         at += rows;
     }
-    asks
+    requests
 }
 
 /// Logits whose scores, as shares of 1, are the recorded ones. What was not recorded shares what is left.
@@ -176,7 +183,7 @@ fn logits(ranked: &[(u16, f32)], shape: &PagedLayer) -> Vec<f32> {
 }
 
 /// Observations of a run.
-struct Seen {
+struct CalibrationRecord {
     unit: usize,
     link: usize,
     /// Calls of the prompt, and the call that runs.
@@ -190,7 +197,7 @@ struct Seen {
     spans: Vec<Span>,
 }
 
-impl Seen {
+impl CalibrationRecord {
     fn new(unit: usize, link: usize, prompt: u32) -> Self {
         let (stalled, read) = ([Duration::ZERO; 2], Duration::ZERO);
         Self {
@@ -206,8 +213,8 @@ impl Seen {
         }
     }
 
-    fn add(&mut self, did: Did, from: Duration, to: Duration) {
-        if let Did::Between { layer: 0 } = did {
+    fn add(&mut self, did: UnitWork, from: Duration, to: Duration) {
+        if let UnitWork::Between { layer: 0 } = did {
             let call = self.call.map_or(0, |c| c + 1);
             self.call = Some(call);
             if call == self.prompt {
@@ -216,14 +223,16 @@ impl Seen {
         }
         let call = self.call.unwrap_or(0);
         let (queue, what, layer, index, from) = match did {
-            Did::Between { layer } => (self.unit, What::Between, layer, None, from),
-            Did::Expert(key) => (self.unit, What::Experts, usize::from(key.layer), Some(key.expert), from),
-            Did::Wait(key) => {
+            UnitWork::Between { layer } => (self.unit, What::Between, layer, None, from),
+            UnitWork::Expert(key) => {
+                (self.unit, What::Experts, usize::from(key.layer), Some(key.expert), from)
+            }
+            UnitWork::Wait(key) => {
                 self.stalled[usize::from(call >= self.prompt)] += to.saturating_sub(from);
                 (self.unit, What::Wait, usize::from(key.layer), Some(key.expert), from)
             }
             // A link reads one after the other: from the moment when the one before was done.
-            Did::Read { key, ahead } => {
+            UnitWork::Read { key, ahead } => {
                 let from = from.max(std::mem::replace(&mut self.read, to));
                 let what = if ahead { What::ReadAhead } else { What::Read };
                 (self.link, what, usize::from(key.layer), Some(key.expert), from)
@@ -268,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_asks_for_what_its_tokens_chose() {
+    fn a_prompt_requests_what_its_tokens_chose() {
         let shape = PagedLayer { layer: 0, experts: 4, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
         let experts = ExpertIndex::uniform(2, CachedLayer { experts: 4, k: 1, bytes: 1 }).unwrap();
         let mut trace = Trace::new(experts, true);
@@ -276,7 +285,7 @@ mod tests {
             let ranked = [(token, 0.7), (3, 0.2), (3 - token, 0.7), (3, 0.2)];
             trace.push(&[token, 3 - token], &ranked).unwrap();
         }
-        let found = asks(&trace, &[shape; 2], [5, 2, 1]);
+        let found = requests(&trace, &[shape; 2], [5, 2, 1]);
         let said: Vec<_> = found.iter().map(|a| (a.layer, a.rows, a.active.clone())).collect();
         let wanted = [
             (0, 2, vec![0, 1]),

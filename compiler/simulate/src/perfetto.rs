@@ -1,7 +1,7 @@
 //! A timeline as Chrome's trace events, which <https://ui.perfetto.dev> and `chrome://tracing` show.
 
+use moec_backend::StreamRun;
 use moec_costs::timeline::Timeline;
-use moec_family::StreamRun;
 use serde_json::{Value, json};
 
 /// The trace: one process per timeline, one thread per queue, one complete event per task, times in microseconds.
@@ -30,7 +30,7 @@ pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }
 
-/// The trace of a bundle whose experts are assigned while it runs: a thread for each unit, module and link.
+/// The trace of a bundle whose experts are assigned while it runs: a thread for each unit, DIMM and link.
 pub fn assigned(name: &str, run: &StreamRun) -> Value {
     let mut events = vec![json!({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})];
     for (queue, name) in run.queues.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! Decoding on a phone, neuron by neuron (PowerInfer-2, §4): hot neurons on the unit for dense work, cold ones on the CPU's cores,
-//! those that memory lacks from flash. What is kept ([`Segmented`]) and who computes what next ([`neurons::simulate`]) is decided by the
+//! those that memory lacks from disk. What is kept ([`Segmented`]) and who computes what next ([`neurons::simulate`]) is decided by the
 //! runtime's policies, how many neurons are hot by the bundle; how long things take is a model of the device file's tables.
 //!
 //! Experts are those of recorded routing, with as many sequences side by side as are decoded together. A profile says how often
 //! a neuron is active, and not when: neurons are drawn by that, each token independently of the last, which reads more than tokens do
-//! that ask for much the same. A predictor is taken to name them, without error or cost.
+//! that request much the same. A predictor is taken to name them, without error or cost.
 
 use super::bundle::Request;
 use super::costs::Constant;
@@ -13,7 +13,7 @@ use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::timeline::{Span, Task, Timeline, What};
 use moec_costs::units::Units;
-use moec_device::Unit;
+use moec_device::DeviceUnit;
 use moec_passes::hot::HotShare;
 use moec_passes::hot::{Experts, available, held};
 use moec_profile::NeuronCounts;
@@ -42,9 +42,9 @@ pub struct Simulated {
     pub held: f64,
     /// Neurons that were active, of routed experts, and of these those that were hot and those that were read.
     pub active: [u64; 3],
-    /// Bytes that were read from flash.
-    pub flash_bytes: f64,
-    /// Tasks and their times: the unit for dense work, every core, flash.
+    /// Bytes that were read from disk.
+    pub disk_bytes: f64,
+    /// Tasks and their times: the unit for dense work, every core, the disk.
     pub timeline: Timeline,
     /// Numbers of the model, and their sources.
     pub constants: Vec<Constant>,
@@ -56,9 +56,9 @@ impl Simulated {
         f64::from(self.batch * self.decode) / (self.timeline.wall_us * 1e-6).max(f64::MIN_POSITIVE)
     }
 
-    /// Bytes of flash for a token.
+    /// Bytes read from disk per token.
     pub fn bytes_per_token(&self) -> f64 {
-        self.flash_bytes / f64::from((self.batch * self.decode).max(1))
+        self.disk_bytes / f64::from((self.batch * self.decode).max(1))
     }
 }
 
@@ -111,7 +111,7 @@ pub fn phone(
         recorded: trace.tokens(),
         held: (room / all).min(1.0),
         active: scene.active,
-        flash_bytes: scene.flash_bytes,
+        disk_bytes: scene.disk_bytes,
         constants: constants(&units, &layers, &scene),
         timeline: Timeline { wall_us: scene.now, ..scene.timeline },
         hot,
@@ -119,7 +119,7 @@ pub fn phone(
 }
 
 /// A layer's neurons in memory.
-struct Held {
+struct ResidentNeurons {
     cache: Segmented,
     /// By expert and rank, how often a token activates a neuron.
     frequencies: Vec<Vec<f64>>,
@@ -131,7 +131,7 @@ struct Held {
 struct Scene<'a> {
     layers: &'a [Experts],
     units: &'a Units<'a>,
-    held: Vec<Held>,
+    held: Vec<ResidentNeurons>,
     /// Cores that compute; the last of them reads where anything is read.
     cores: usize,
     reads: bool,
@@ -139,7 +139,7 @@ struct Scene<'a> {
     /// Microseconds so far.
     now: f64,
     active: [u64; 3],
-    flash_bytes: f64,
+    disk_bytes: f64,
     timeline: Timeline,
 }
 
@@ -162,13 +162,13 @@ impl<'a> Scene<'a> {
                     .hint("`--trace` names a profile of `moec calibrate`, of the same model")
             })?;
             let hot = hot.iter().find(|h| h.layer == layer.layer).map_or(0, |h| h.hot as usize);
-            all.push(Held::new(layer, counts, hot.min(layer.inter), held(layers, layer, room))?);
+            all.push(ResidentNeurons::new(layer, counts, hot.min(layer.inter), held(layers, layer, room))?);
         }
         let reads = all.iter().zip(layers).any(|(h, l)| h.resident < l.inter);
         let (names, cores) = rows(units);
         if reads && layers.iter().any(|l| l.read_seconds(units).is_none()) {
             return Err(Error::input(format!(
-                "the device file of `{}` does not say how fast flash is read",
+                "the device file of `{}` does not say how fast the disk is read",
                 units.device.name
             )));
         }
@@ -184,7 +184,7 @@ impl<'a> Scene<'a> {
             random: Independent::new(SEED),
             now: 0.0,
             active: [0; 3],
-            flash_bytes: 0.0,
+            disk_bytes: 0.0,
             timeline: Timeline { queues: names, ..Timeline::default() },
         })
     }
@@ -224,7 +224,7 @@ impl<'a> Scene<'a> {
     fn layer(&mut self, call: u32, at: usize, chosen: &[Vec<u16>]) -> Result<()> {
         let experts = self.layers[at];
         let id = (call, experts.layer, None);
-        let (flash, batch) = (1 + self.cores, chosen.len());
+        let (disk, batch) = (1 + self.cores, chosen.len());
         let attention = experts.attention_seconds(self.units, batch) * 1e6;
         let attends = if experts.attends { vec![0] } else { (1..=self.workers()).collect() };
         let attended = self.now + attention;
@@ -237,8 +237,8 @@ impl<'a> Scene<'a> {
         let (hot, held) = (self.held[at].hot, self.held[at].resident);
         let late = hot.saturating_sub(held) as f64 * experts.bytes * used.len() as f64;
         let come = self.now + late / experts.sequential(self.units) * 1e6;
-        self.flash_bytes += late;
-        self.did(flash, What::ReadAhead, (self.now, come), id);
+        self.disk_bytes += late;
+        self.did(disk, What::ReadAhead, (self.now, come), id);
         let start = attended.max(come);
         let dense = experts.dense_seconds(self.units, hot, used.len() as f64, rows) * 1e6;
         self.did(0, What::Experts, (start, start + dense), id);
@@ -247,7 +247,7 @@ impl<'a> Scene<'a> {
         let out = neurons::simulate(&jobs, self.workers(), Order::Cluster).map_err(wrong)?;
         for span in &out.spans {
             let (what, queue) =
-                if span.worker == 0 { (What::Read, flash) } else { (What::Experts, span.worker) };
+                if span.worker == 0 { (What::Read, disk) } else { (What::Experts, span.worker) };
             let us = |ns: u64| start + ns as f64 * 1e-3;
             self.did(
                 queue,
@@ -298,7 +298,7 @@ impl<'a> Scene<'a> {
                     let found = own.cache.neuron(expert.into(), n, Part::Whole, |_| ()).map_err(wrong)?;
                     let missing = found.read() > 0;
                     self.active[2] += u64::from(missing);
-                    self.flash_bytes += if missing { experts.bytes } else { 0.0 };
+                    self.disk_bytes += if missing { experts.bytes } else { 0.0 };
                     *clusters.entry((n as usize / experts.cluster(), missing)).or_default() += 1;
                 }
             }
@@ -315,7 +315,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-impl Held {
+impl ResidentNeurons {
     /// The hottest cold neurons are there at the beginning.
     fn new(layer: &Experts, counts: &NeuronCounts, hot: usize, held: usize) -> Result<Self> {
         let shape = Shape {
@@ -358,12 +358,12 @@ fn rows(units: &Units<'_>) -> (Vec<String>, usize) {
     }
     let count = cores.len();
     let idle = names(&clusters[computing.len()..]);
-    let all = std::iter::once(units.npu.name.clone()).chain(cores).chain(["flash".to_owned()]).chain(idle);
+    let all = std::iter::once(units.npu.name.clone()).chain(cores).chain(["disk".to_owned()]).chain(idle);
     (all.collect(), count)
 }
 
 fn constants(units: &Units<'_>, layers: &[Experts], scene: &Scene<'_>) -> Vec<Constant> {
-    let table = |what: &'static str, unit: &Unit| {
+    let table = |what: &'static str, unit: &DeviceUnit| {
         let row = unit.matmul.first()?;
         Some(Constant {
             what,
@@ -384,7 +384,7 @@ fn constants(units: &Units<'_>, layers: &[Experts], scene: &Scene<'_>) -> Vec<Co
     ));
     if let Some(seconds) = layers.first().and_then(|l| l.read_seconds(units)).filter(|_| scene.reads) {
         all.push(own(
-            "a neuron from flash",
+            "a neuron from disk",
             format!("{:.1} µs", seconds * 1e6),
             "the device file's random reads, in blocks of 4096 bytes",
         ));

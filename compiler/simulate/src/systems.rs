@@ -1,16 +1,16 @@
 //! The systems that are compared, as data: what runs where, in which shapes (NPUMoE, Table 2 and §5.8).
 //!
-//! What a system does with its experts is decided by the passes that decide for bundles: `tier`, `group`, `reside`.
+//! What a system does with its experts is decided by the passes that decide for bundles: `tier`, `group`, `assign_residency`.
 
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
 use moec_costs::model::{Model, ModelLayer};
 use moec_costs::run::{Placed, Scene};
 use moec_costs::timeline::Queue;
-use moec_costs::units::{Units, Wish};
+use moec_costs::units::{UnitPreference, Units};
 use moec_ir::placement::{ExpertTable, Overflow};
+use moec_passes::assign_residency::assign_layer_residency;
 use moec_passes::group::{Options, group_layer};
-use moec_passes::reside::reside_layer;
 use moec_passes::tier::tier;
 use moec_profile::loads::Loads;
 
@@ -23,7 +23,7 @@ pub struct System {
     pub attention: Queue,
     /// Execution of experts.
     pub experts: ExpertExecution,
-    /// Whether decoding takes the cheaper unit by the device's tables, as pass `reside` does; else it runs where
+    /// Whether decoding takes the cheaper unit by the device's tables, as pass `assign_residency` does; else it runs where
     /// prompts do.
     pub decode_by_cost: bool,
     /// What it is, for a legend: the paper or project, and what it does with experts.
@@ -55,7 +55,7 @@ pub enum ExpertExecution {
         /// Experts per graph; none: what costs least.
         group: Option<usize>,
         /// Preferred unit of graphs.
-        home: Wish,
+        preference: UnitPreference,
         /// Whether graphs stay on the NPU between launches.
         resident: bool,
     },
@@ -68,10 +68,15 @@ const TIERED: Shapes = Shapes::Tiers(3);
 pub const OURS: System = System {
     name: "ours",
     attention: Queue::Npu,
-    experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Auto, resident: true },
+    experts: ExpertExecution::Graphs {
+        shapes: TIERED,
+        group: None,
+        preference: UnitPreference::Auto,
+        resident: true,
+    },
     decode_by_cost: true,
     legend: "NPUMoE (paper) with everything that moec decides",
-    source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
+    source: "Table 2; tiers, groups and units by the passes tier, group and assign_residency, one size to a graph",
 };
 
 /// Core ML on the CPU.
@@ -91,7 +96,7 @@ pub const COREML_NAIVE: System = System {
     experts: ExpertExecution::Graphs {
         shapes: Shapes::Busiest,
         group: Some(1),
-        home: Wish::Graphs,
+        preference: UnitPreference::Graphs,
         resident: false,
     },
     decode_by_cost: false,
@@ -116,7 +121,7 @@ pub const BASE: System = System {
     experts: ExpertExecution::Graphs {
         shapes: Shapes::Busiest,
         group: Some(1),
-        home: Wish::Graphs,
+        preference: UnitPreference::Graphs,
         resident: true,
     },
     decode_by_cost: true,
@@ -130,7 +135,7 @@ pub const BASE_CHUNK: System = System {
     experts: ExpertExecution::Graphs {
         shapes: Shapes::Chunk,
         group: Some(1),
-        home: Wish::Graphs,
+        preference: UnitPreference::Graphs,
         resident: true,
     },
     legend: "the same with the capacity of a whole chunk",
@@ -141,7 +146,12 @@ pub const BASE_CHUNK: System = System {
 /// With tiers.
 pub const TIERS: System = System {
     name: "ours-t",
-    experts: ExpertExecution::Graphs { shapes: TIERED, group: Some(1), home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs {
+        shapes: TIERED,
+        group: Some(1),
+        preference: UnitPreference::Graphs,
+        resident: true,
+    },
     legend: "NPUMoE (paper) with three capacities (tiers), still one graph per expert",
     source: "§5.8, Ours-T",
     ..BASE
@@ -150,7 +160,12 @@ pub const TIERS: System = System {
 /// With tiers and groups.
 pub const GROUPS: System = System {
     name: "ours-tg",
-    experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs {
+        shapes: TIERED,
+        group: None,
+        preference: UnitPreference::Graphs,
+        resident: true,
+    },
     legend: "NPUMoE (paper) with tiers, and several experts to a graph (groups)",
     source: "§5.8, Ours-TG",
     ..BASE
@@ -179,7 +194,7 @@ impl System {
         coverage: f64,
         overflow: Overflow,
     ) -> Result<Option<Vec<ExpertTable>>> {
-        let ExpertExecution::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
+        let ExpertExecution::Graphs { shapes, group, preference, .. } = self.experts else { return Ok(None) };
         let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
         let mut placement = tier(
             loads,
@@ -211,8 +226,8 @@ impl System {
             let moe = moe.ok_or_else(|| {
                 Error::input(format!("the loads of layer {} are not those of {}", table.layer, model.name))
             })?;
-            group_layer(table, layer, moe.size, units, Options { group, sizes: 1, home })?;
-            reside_layer(table, layer, units, home);
+            group_layer(table, layer, moe.size, units, Options { group, sizes: 1, preference })?;
+            assign_layer_residency(table, layer, units, preference);
         }
         Ok(Some(placement.experts))
     }
@@ -234,8 +249,8 @@ impl System {
             resident: self.is_resident(),
         };
         if self.decode_by_cost {
-            // As pass `reside` decides: one launch against what one row costs on the CPU.
-            let us = |unit: &moec_device::Unit, n: u64| unit.matmul_us(1.0, n as f64).unwrap_or(0.0);
+            // As pass `assign_residency` decides: one launch against what one row costs on the CPU.
+            let us = |unit: &moec_device::DeviceUnit, n: u64| unit.matmul_us(1.0, n as f64).unwrap_or(0.0);
             let attention = |l: &ModelLayer| {
                 us(scene.units.cpu, l.attention)
                     > us(scene.units.npu, l.attention) + scene.units.npu.launch_us()

@@ -2,7 +2,7 @@
 //!
 //! Channel 0 of the residual stream is the same in every token: the embedding sets it, no layer writes to it, and
 //! no matrix but the routers' reads it. So the first number of a router's row acts as a bias, which the models do not
-//! have. The rest of the row is random, and its product with the other channels is what tells tokens apart.
+//! have. The rest of the row is random, and its product with the other channels is what distinguishes tokens.
 //!
 //! Seen from a router, expert `e` has the logit `b_e + z_e` with `z_e` normal, and the `k` largest are chosen. The
 //! biases are fitted by Monte Carlo: from `b_e = Φ⁻¹(π_e)` on, each step adds `Φ⁻¹(π_e) − Φ⁻¹(p_e)` for the share
@@ -12,7 +12,7 @@
 //! routing of one layer follows from that of the one before about as loosely as in trained models, and the
 //! proportions of the router's two parts are known in every layer.
 //!
-//! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0 as is asked for
+//! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0 as is requested
 //! ([`super::sparse`]).
 
 use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_has_the_zeros_that_are_asked_for() {
+    fn a_model_has_the_zeros_that_are_requested() {
         let popularity = Popularity::parse(OLMOE, None).unwrap();
         for zeros in [0.5, 0.9] {
             let profile = profile(&popularity, Some(zeros));
@@ -375,7 +375,7 @@ mod tests {
                     counts.is_exact() && (found - zeros).abs() < 0.03,
                     "layer {layer}: {found} of {zeros}"
                 );
-                // Some are asked for much more often than others.
+                // Some are requested much more often than others.
                 let often = counts.frequencies(0, 1);
                 let share =
                     |part: usize| often[..often.len() / part].iter().sum::<f64>() / often.iter().sum::<f64>();

@@ -338,7 +338,7 @@ fn cut_to(mut config: Value, cut: Cut) -> Value {
     config
 }
 
-/// The tensors that the importer asks for, with how each is drawn.
+/// The tensors that the importer requests, with how each is drawn.
 pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<Vec<Tensor>> {
     let map = config.as_object().cloned().unwrap_or_default();
     let of =

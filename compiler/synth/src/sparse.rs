@@ -1,9 +1,9 @@
 //! Gates that leave zeros.
 //!
 //! With the first number of its row a gate reads the channel that is the same in every token: `relu(b + z)` with `z` normal is
-//! more than 0 for a share `Φ(b)` of the tokens. Some neurons are asked for much more often than others, as in trained models: the
+//! more than 0 for a share `Φ(b)` of the tokens. Some neurons are requested much more often than others, as in trained models: the
 //! frequency of a neuron falls with its rank to the power of [`FALL`] (as the synthetic activations of `docs/neuron-cache.md`),
-//! and who has which rank is drawn anew for every expert. Tokens that follow each other ask for no more of the same neurons
+//! and who has which rank is drawn anew for every expert. Tokens that follow each other request no more of the same neurons
 //! than these frequencies make them.
 
 use super::GRID;
@@ -59,12 +59,12 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_fall_and_have_the_mean_that_is_asked_for() {
+    fn frequencies_fall_and_have_the_mean_that_is_requested() {
         for zeros in [0.05, 0.5, 0.7, 0.9, 0.99] {
             let biases = biases(zeros, 1024);
             assert!(biases.is_sorted_by(|a, b| a >= b));
-            let awake = biases.iter().map(|b| phi(*b)).sum::<f64>() / 1024.0;
-            assert!((awake - (1.0 - zeros)).abs() < 1e-3, "{zeros}: {awake}");
+            let active = biases.iter().map(|b| phi(*b)).sum::<f64>() / 1024.0;
+            assert!((active - (1.0 - zeros)).abs() < 1e-3, "{zeros}: {active}");
         }
         let (hot, cold) = (phi(biases(0.9, 1024)[0]), phi(biases(0.9, 1024)[1023]));
         assert!(hot > 0.9 && cold < 0.1, "{hot} {cold}");

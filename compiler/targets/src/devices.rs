@@ -1,6 +1,6 @@
 //! Targets and devices by name.
 
-use crate::families;
+use crate::backends;
 use moec_base::{Error, Result};
 use moec_cpu::CpuTarget;
 use moec_device::{Device, DeviceError};
@@ -18,7 +18,7 @@ pub fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
     CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
 }
 
-/// The device of that name or path, which its families accept.
+/// The device of that name or path, which its backends accept.
 ///
 /// # Errors
 /// No such target, or its file is wrong.
@@ -32,6 +32,6 @@ pub fn device(name: &str) -> Result<Device> {
         };
         error.hint(hint)
     })?;
-    families::check(&device, name)?;
+    backends::check(&device, name)?;
     Ok(device)
 }

@@ -1,6 +1,6 @@
-//! The target families, one row each, and the devices that they compile for.
+//! The backends, one row each, and the devices that they compile for.
 
+pub mod backends;
 mod devices;
-pub mod families;
 
 pub use devices::{device, target, target_of};

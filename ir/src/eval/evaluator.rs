@@ -112,8 +112,8 @@ impl<'a> Evaluator<'a> {
         let mut tensor = Tensor::zeros(Type::f32(weight.shape.clone()));
         if let super::Data::F32(data) = &mut tensor.data {
             let (rows, cols) = (weight.rows(), weight.cols());
-            for (lead, out) in data.chunks_exact_mut(rows * cols).enumerate() {
-                let read = weight.expr.read(lead, 0..rows, 0..cols, self.source, out);
+            for (matrix, out) in data.chunks_exact_mut(rows * cols).enumerate() {
+                let read = weight.expr.read(matrix, 0..rows, 0..cols, self.source, out);
                 read.map_err(|source| EvalError::Weight { name: weight.name.clone(), source })?;
             }
             if let Some(map) = &self.map {

@@ -55,7 +55,7 @@ impl Glu {
         self.skips_below() || matches!(self, Self::Cats { .. })
     }
 
-    /// Whether the result is 0 wherever the gate is low enough: an upper bound of the gate then tells who sleeps.
+    /// Whether the result is 0 wherever the gate is low enough: an upper bound of the gate then tells which neurons are inactive.
     pub const fn skips_below(self) -> bool {
         matches!(self, Self::Gated(Activation::Relu) | Self::DRelu | Self::FatRelu { .. })
     }

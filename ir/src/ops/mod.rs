@@ -136,7 +136,6 @@ mod dispatch;
 mod elementwise;
 mod embed;
 mod expert_ffn;
-mod fetch;
 mod gather_rows;
 mod glu;
 mod head_linear;
@@ -145,6 +144,7 @@ mod limit_capacity;
 mod linear;
 mod math;
 mod neuron_ffn;
+mod request_experts;
 mod rms_norm;
 mod rope;
 mod rope_angles;
@@ -158,10 +158,10 @@ mod zero_experts;
 pub use activation::Activation;
 pub use attention::AttentionDesc;
 pub use dispatch::{DispatchLayout, NO_EXPERT};
-pub use fetch::FETCHED;
 pub use glu::Glu;
 pub use limit_capacity::LimitCapacityDesc;
 pub use neuron_ffn::Predictor;
+pub use request_experts::MAX_REQUEST_SCORES;
 pub use rope::RopeStyle;
 pub use rope_angles::LongSwitch;
 pub use router::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
@@ -349,12 +349,12 @@ operators! { ($)
             zero: usize,
         },
         /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
-        /// on flash, the executor of the graph has the experts that the table names read, and those of the next layers that its
+        /// on disk, the executor of the graph has the experts that the table names read, and those of the next layers that its
         /// hidden state seems to lead to: the gates of these layers, applied to it, gave the further scores (HybriMoE, §IV-C).
-        Fetch {
+        RequestExperts {
             /// Layer, counted over those with routed experts.
             layer: usize,
-            /// Operands of scores, 1 to [`FETCHED`].
+            /// Operands of scores, 1 to [`MAX_REQUEST_SCORES`].
             scores: usize,
         },
         /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
@@ -379,10 +379,10 @@ operators! { ($)
         NeuronFfn {
             /// Function that joins gate and up: one that [skips](Glu::skips).
             glu: Glu,
-            /// Index of the layer among those whose up and down stay on flash; `None`: they are resident. The weights are then
-            /// `@gates[E, I, H], @rests[E, I, 2H]`.
+            /// Index of the layer among those whose up and down stay on disk; `None`: they are resident. The weights are then
+            /// `@gates[E, I, H], @up_down[E, I, 2H]`.
             paged: Option<usize>,
-            /// Predictor that is evaluated before a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
+            /// Predictor that is evaluated before a gate, where no neuron stays on disk. Its weights follow `@neurons`; a neuron of which
             /// it says 0 or less adds nothing, whatever its gate would say.
             predict: Option<Predictor>,
         },
@@ -549,7 +549,7 @@ impl Op {
 
     /// Whether experts, or neurons of them, are read from disk while it runs.
     pub fn reads_disk(&self) -> bool {
-        matches!(self, Self::Fetch { .. }) || self.pages_neurons()
+        matches!(self, Self::RequestExperts { .. }) || self.pages_neurons()
     }
 
     /// Result types for operand types in the order of [`Op::signature`]. Weights count as `f32` of

@@ -28,15 +28,15 @@ impl Predictor {
     }
 }
 
-/// The bundles of all neurons, whether gates lie apart or not.
+/// The bundles of all neurons, whether gates are stored separately or not.
 fn bundles<'a>(a: &'a Args<'_>, hidden: usize) -> Result<Cow<'a, [f32]>, EvalError> {
     let first = a.f32(2)?;
     // Gates by themselves are as wide as a row.
     if a.cols(2)? != hidden {
         return Ok(Cow::Borrowed(first));
     }
-    let rests = a.f32(3)?.chunks_exact(2 * hidden);
-    Ok(first.chunks_exact(hidden).zip(rests).flat_map(|(gate, rest)| [gate, rest].concat()).collect())
+    let up_down = a.f32(3)?.chunks_exact(2 * hidden);
+    Ok(first.chunks_exact(hidden).zip(up_down).flat_map(|(gate, rest)| [gate, rest].concat()).collect())
 }
 
 /// Prediction for the neurons of an expert.
@@ -90,7 +90,7 @@ impl Operator for NeuronFfn {
     const OPERANDS: &'static [Kind] = &[V, V, W];
 
     fn weights(&self) -> usize {
-        // A predictor of neurons on flash is found by inference.
+        // A predictor of neurons on disk is found by inference.
         if self.paged.is_some() { 1 } else { self.predict.map_or(0, Predictor::weights) }
     }
 
@@ -105,8 +105,8 @@ impl Operator for NeuronFfn {
         })?;
         if self.paged.is_some() {
             let both = o.mul(2, h)?;
-            o.exact(3, "rests", &f32(&[e, i, both]))?;
-            o.require(self.predict.is_none(), || "a predictor of neurons on flash".to_owned())?;
+            o.exact(3, "up_down", &f32(&[e, i, both]))?;
+            o.require(self.predict.is_none(), || "a predictor of neurons on disk".to_owned())?;
         }
         match self.predict {
             None => {}

@@ -1,4 +1,4 @@
-//! Units of experts, and streams: printing and parsing.
+//! Units of experts, and NDP command streams: printing and parsing.
 
 use super::cursor::{Cursor, Parsed};
 use super::items::index;
@@ -7,7 +7,7 @@ use crate::experts::{ExpertPlacement, ExpertPolicy};
 use crate::plan::Plan;
 use std::fmt;
 
-/// Writes streams, a line per layer, and units of experts, a line per layer; nothing where all experts are the CPU's.
+/// Writes NDP command streams, a line per layer, and units of experts, a line per layer; nothing where all experts are the CPU's.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     for (i, set) in plan.streams.iter().enumerate() {
         writeln!(f, "streams {i}{}", braces(set))?;

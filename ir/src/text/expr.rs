@@ -69,7 +69,7 @@ impl fmt::Display for WeightExpr {
             }
             Self::Split { heads, of } => write!(f, "split {heads}({of})"),
             Self::Join(of) => write!(f, "join({of})"),
-            Self::ScaleLead { of, by } => write!(f, "scale_lead({of}, {by})"),
+            Self::ScaleMatrices { of, by } => write!(f, "scale_matrices({of}, {by})"),
             Self::Repeat { each, of } => write!(f, "repeat {each}({of})"),
             Self::Map { map, of } => write!(f, "{}({of})", map.name()),
             Self::Arrange { order, of } => write!(f, "arrange {order:?} ({of})"),
@@ -154,7 +154,7 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
         "join" => WeightExpr::Join(one(c, depth)?),
         "arrange" => WeightExpr::Arrange { order: c.ints("a row")?, of: one(c, depth)? },
         "repeat" => WeightExpr::Repeat { each: c.int("how often")?, of: one(c, depth)? },
-        "scale_cols" | "scale_lead" => {
+        "scale_cols" | "scale_matrices" => {
             c.punct('(')?;
             let of = Box::new(read(c, depth)?);
             c.punct(',')?;
@@ -163,7 +163,7 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
             if word == "scale_cols" {
                 WeightExpr::ScaleCols { of, by }
             } else {
-                WeightExpr::ScaleLead { of, by }
+                WeightExpr::ScaleMatrices { of, by }
             }
         }
         _ => match Elementwise::ALL.into_iter().find(|map| map.name() == word) {

@@ -4,14 +4,14 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::with_attrs;
 use super::lex::quote;
-use crate::launch::{Extent, Launch, ThreadKernel};
+use crate::launch::{Extent, GpuKernel, Launch};
 use crate::plan::{Plan, Results};
 use std::fmt;
 
 /// Writes GPU kernels, a line each.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     for (i, kernel) in plan.launches.iter().enumerate() {
-        let ThreadKernel { unit, artifact, symbol, operands, results, launch } = kernel;
+        let GpuKernel { unit, artifact, symbol, operands, results, launch } = kernel;
         let Launch { grid, block, shared } = launch;
         write!(f, "launch {i} {} {{unit = {unit}, artifact = {}", quote(symbol), quote(artifact))?;
         let [x, y, z] = grid.map(extent);
@@ -30,7 +30,7 @@ fn extent(of: Extent) -> String {
 }
 
 /// Reads a GPU kernel, after its index.
-pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<ThreadKernel> {
+pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<GpuKernel> {
     let symbol = c.string("a symbol")?;
     with_attrs(c, |c, a| {
         let grid = a.required(c, "grid", "three extents", |value, c| {
@@ -39,7 +39,7 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<ThreadKernel> {
                 items.into_iter().map(|item| read_extent(item, c)).collect::<Parsed<Option<Vec<_>>>>()?;
             Ok(extents.and_then(|e| <[Extent; 3]>::try_from(e).ok()))
         })?;
-        Ok(ThreadKernel {
+        Ok(GpuKernel {
             unit: a.int(c, "unit")?,
             artifact: a.string(c, "artifact")?,
             symbol,

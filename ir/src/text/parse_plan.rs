@@ -116,7 +116,7 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
             parameters: a.int(c, "parameters")?,
             active_parameters: a.int(c, "active_parameters")?,
             big_little: get(c, a, "big_little")?,
-            silenced: a.optional_variant(c, "silenced", "`percent(…)`", |word, args| match word {
+            thresholded: a.optional_variant(c, "thresholded", "`percent(…)`", |word, args| match word {
                 "percent" => Ok(Some(args.float(c, "of")?)),
                 _ => Ok(None),
             })?,
@@ -164,16 +164,16 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
     } else if c.eat_word("glu_panels")? {
         Layout::GluPanels { nr: c.int("a panel width")? }
     } else if c.eat_word("neurons")? {
-        Layout::Neurons { sketch: false }
-    } else if c.eat_word("sketched_neurons")? {
-        Layout::Neurons { sketch: true }
+        Layout::Neurons { gate_bound: false }
+    } else if c.eat_word("bounded_neurons")? {
+        Layout::Neurons { gate_bound: true }
     } else if c.eat_word("gates")? {
         Layout::Gates
-    } else if c.eat_word("rests")? {
-        Layout::Rests
+    } else if c.eat_word("up_down")? {
+        Layout::UpDown
     } else {
         return c
-            .expected("`rows`, `panels`, `glu_panels`, `neurons`, `sketched_neurons`, `gates` or `rests`");
+            .expected("`rows`, `panels`, `glu_panels`, `neurons`, `bounded_neurons`, `gates` or `up_down`");
     };
     with_attrs(c, |c, a| {
         let mut segment = Segment {
@@ -339,16 +339,20 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
             })?;
             Ok(Builtin::Copy { words, span })
         })?
-    } else if c.eat_word("fetch")? {
+    } else if c.eat_word("request_experts")? {
         with_attrs(c, |c, a| {
             let (layer, rows, k) = (a.int(c, "layer")?, a.int(c, "rows")?, a.int(c, "k")?);
             let strides: Vec<u32> = a.list(c, "strides", "a list of strides", Value::number)?;
             let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
-            Ok(Builtin::Fetch { layer, rows, k, strides })
+            Ok(Builtin::RequestExperts { layer, rows, k, strides })
         })?
-    } else if c.eat_word("wake")? {
+    } else if c.eat_word("request_neurons")? {
         with_attrs(c, |c, a| {
-            Ok(Builtin::Wake { layer: a.int(c, "layer")?, rows: a.int(c, "rows")?, k: a.int(c, "k")? })
+            Ok(Builtin::RequestNeurons {
+                layer: a.int(c, "layer")?,
+                rows: a.int(c, "rows")?,
+                k: a.int(c, "k")?,
+            })
         })?
     } else if c.eat_word("limit_capacity")? {
         with_attrs(c, |c, a| {

@@ -35,10 +35,10 @@ fn layout(layout: Layout) -> String {
         Layout::Rows => "rows".into(),
         Layout::Panels { nr } => format!("panels {nr}"),
         Layout::GluPanels { nr } => format!("glu_panels {nr}"),
-        Layout::Neurons { sketch: false } => "neurons".into(),
-        Layout::Neurons { sketch: true } => "sketched_neurons".into(),
+        Layout::Neurons { gate_bound: false } => "neurons".into(),
+        Layout::Neurons { gate_bound: true } => "bounded_neurons".into(),
         Layout::Gates => "gates".into(),
-        Layout::Rests => "rests".into(),
+        Layout::UpDown => "up_down".into(),
     }
 }
 
@@ -94,10 +94,15 @@ impl fmt::Display for Builtin {
                 }
                 f.write_str("}")
             }
-            Self::Fetch { layer, rows, k, strides } => {
-                write!(f, "fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
+            Self::RequestExperts { layer, rows, k, strides } => {
+                write!(
+                    f,
+                    "request_experts {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}"
+                )
             }
-            Self::Wake { layer, rows, k } => write!(f, "wake {{layer = {layer}, rows = {rows}, k = {k}}}"),
+            Self::RequestNeurons { layer, rows, k } => {
+                write!(f, "request_neurons {{layer = {layer}, rows = {rows}, k = {k}}}")
+            }
             Self::LimitCapacity { set, k, channels } => {
                 write!(f, "limit_capacity {{set = {set}, k = {k}, channels = {channels}}}")
             }
@@ -213,8 +218,8 @@ impl fmt::Display for Plan {
         if let Some(little) = m.big_little {
             write!(f, ", big_little = {}", little.text())?;
         }
-        if let Some(percent) = m.silenced {
-            write!(f, ", silenced = percent(of = {percent:?})")?;
+        if let Some(percent) = m.thresholded {
+            write!(f, ", thresholded = percent(of = {percent:?})")?;
         }
         writeln!(f, "}}")?;
         writeln!(

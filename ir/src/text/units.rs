@@ -9,8 +9,8 @@ use std::fmt;
 
 /// Writes the units, memories and links of a plan, a line each.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
-    for (i, UnitRef { name, family, memory }) in plan.units.iter().enumerate() {
-        writeln!(f, "unit {i} {} {{family = {}, memory = {memory}}}", quote(name), quote(family))?;
+    for (i, UnitRef { name, backend, memory }) in plan.units.iter().enumerate() {
+        writeln!(f, "unit {i} {} {{backend = {}, memory = {memory}}}", quote(name), quote(backend))?;
     }
     for (i, m) in plan.memories.iter().enumerate() {
         write!(f, "memory {i} {} {{arena_bytes = {}", quote(&m.name), m.arena_bytes)?;
@@ -31,7 +31,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
 /// Reads a unit, after its index.
 pub(super) fn unit(c: &mut Cursor<'_>) -> Parsed<UnitRef> {
     let name = c.string("a unit name")?;
-    with_attrs(c, |c, a| Ok(UnitRef { name, family: a.string(c, "family")?, memory: a.int(c, "memory")? }))
+    with_attrs(c, |c, a| Ok(UnitRef { name, backend: a.string(c, "backend")?, memory: a.int(c, "memory")? }))
 }
 
 /// Reads a memory, after its index.

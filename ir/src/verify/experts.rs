@@ -1,4 +1,4 @@
-//! Checks of the units of experts, and of streams; [`super`] lists the invariants.
+//! Checks of the units of experts, and of NDP command streams; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
 use crate::plan::{Arg, Builtin, Cached, Code, ExpertLayer, ExpertPolicy, Plan, Segment, StreamSet};
@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 
 /// Most experts of a layer: what a policy does in a step grows with their number.
 const MOST: usize = 1024;
-/// Most modules.
-const MOST_MODULES: u32 = 256;
+/// Most NDP DIMMs.
+const MOST_DIMMS: u32 = 256;
 /// Most points of a curve.
 const POINTS: usize = 1024;
 
-/// Candidates exist, every expert starts on one, and streams are of units that there are.
+/// Candidates exist, every expert starts on one, and NDP command streams are of units that there are.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut previous = None;
     for (i, l) in plan.experts.layers.iter().enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     check_streams(plan)
 }
 
-/// Streams belong to units that there are, one set of a layer to each, and steps run those of their own unit.
+/// NDP command streams belong to units that there are, one set of a layer to each, and steps run those of their own unit.
 fn check_streams(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for (i, s) in plan.streams.iter().enumerate() {
@@ -62,7 +62,7 @@ pub(super) fn check_policy(plan: &Plan) -> Result<(), VerifyError> {
         require(policy.is_finite(), at, || "a time that is negative or not finite".into())?;
         let curves = [
             (&costs.hot, policy.hot().is_some()),
-            (&costs.processor, true),
+            (&costs.cpu, true),
             (&costs.cold, policy.cold().is_some()),
         ];
         for (curve, needed) in curves {
@@ -82,7 +82,7 @@ pub(super) fn check_policy(plan: &Plan) -> Result<(), VerifyError> {
     match policy {
         ExpertPolicy::Fixed => {}
         ExpertPolicy::Scheduled(s) => {
-            require((1..=MOST_MODULES).contains(&s.modules), at, || format!("{} modules", s.modules))?;
+            require((1..=MOST_DIMMS).contains(&s.dimms), at, || format!("{} NDP DIMMs", s.dimms))?;
         }
         ExpertPolicy::Cached(c) => {
             check_cached(plan, c).map_err(|why| VerifyError::new(at(), why))?;
@@ -127,9 +127,9 @@ fn check_cached(plan: &Plan, cached: &Cached) -> Result<(), String> {
 
 fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
     let policy = &plan.experts.policy;
-    let ExpertLayer { layer: of, units, starts, segments, brought, modules } = layer;
+    let ExpertLayer { layer: of, units, starts, segments, brought, dimms } = layer;
     if policy.is_fixed() {
-        let none = segments.is_empty() && brought.is_empty() && modules.is_empty();
+        let none = segments.is_empty() && brought.is_empty() && dimms.is_empty();
         return if none { Ok(()) } else { Err("experts with a fixed unit that move".into()) };
     }
     let mut candidates: Vec<u32> = [Some(0), policy.hot(), policy.cold()].into_iter().flatten().collect();
@@ -143,14 +143,14 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
             if held > frames as usize {
                 return Err(format!("{held} experts in {frames} frames"));
             }
-            Some(s.modules)
+            Some(s.dimms)
         }
         _ => None,
     };
-    let in_module = |&m: &i32| m == -1 || u32::try_from(m).is_ok_and(|m| scheduled.is_some_and(|n| m < n));
+    let in_dimm = |&m: &i32| m == -1 || u32::try_from(m).is_ok_and(|m| scheduled.is_some_and(|n| m < n));
     let count = if scheduled.is_some() { starts.len() } else { 0 };
-    if starts.len() > MOST || modules.len() != count || !modules.iter().all(in_module) {
-        return Err("an expert in no module".into());
+    if starts.len() > MOST || dimms.len() != count || !dimms.iter().all(in_dimm) {
+        return Err("an expert in no DIMM".into());
     }
     let of_experts =
         |&i: &u32| plan.segments.get(i as usize).is_some_and(|s| s.extents().0 as usize == starts.len());

@@ -57,7 +57,7 @@ fn has_nan(expr: &WeightExpr) -> bool {
         | WeightExpr::Repeat { of, .. }
         | WeightExpr::Arrange { of, .. } => has_nan(of),
         WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().any(has_nan),
-        WeightExpr::ScaleCols { of, by } | WeightExpr::ScaleLead { of, by } => has_nan(of) || has_nan(by),
+        WeightExpr::ScaleCols { of, by } | WeightExpr::ScaleMatrices { of, by } => has_nan(of) || has_nan(by),
     }
 }
 

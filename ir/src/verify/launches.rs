@@ -1,20 +1,20 @@
 //! Checks of GPU kernels; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
-use crate::launch::{MOST_SHARED, MOST_THREADS, ThreadKernel};
+use crate::launch::{GpuKernel, MOST_SHARED, MOST_THREADS};
 use crate::plan::{Builtin, Code, Plan};
 use std::collections::BTreeSet;
 
 /// Threads of a block are whole warps.
 const WARP: u32 = 32;
 
-/// Kernels belong to units beside the CPU that work in a memory of their own, each once in its artifact; steps launch those
+/// Kernels belong to accelerators that work in a memory of their own, each once in its artifact; steps launch those
 /// of their own unit, with as many addresses as they take and no more blocks than there can be.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for (i, kernel) in plan.launches.iter().enumerate() {
         let at = || format!("launches[{i}]");
-        let ThreadKernel { unit, artifact, symbol, operands, results, launch } = kernel;
+        let GpuKernel { unit, artifact, symbol, operands, results, launch } = kernel;
         let beside = *unit > 0 && plan.units.get(*unit as usize).is_some_and(|u| u.memory > 0);
         require(beside, at, || format!("unit {unit}"))?;
         require(super::stays_inside(artifact), at, || format!("the path `{artifact}`"))?;

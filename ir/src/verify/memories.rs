@@ -19,7 +19,7 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     for (i, u) in plan.units.iter().enumerate() {
         let at = || format!("units[{i}]");
         require(!u.name.is_empty() && names.insert(&u.name), at, || "no name, or one that is taken".into())?;
-        require(!u.family.is_empty(), at, || "no family".into())?;
+        require(!u.backend.is_empty(), at, || "no backend".into())?;
         require((u.memory as usize) < plan.memories.len(), at, || {
             format!("memory {} is out of range", u.memory)
         })?;
@@ -56,8 +56,9 @@ pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
             require(previous < Some(r.segment), at, || format!("segment {} is out of order", r.segment))?;
             previous = Some(r.segment);
             let segment = plan.segments.get(r.segment as usize);
-            let lead = segment.map(|s| s.extents().0);
-            let inside = lead.is_some_and(|lead| r.matrices.last().is_none_or(|&last| last < lead));
+            let matrices = segment.map(|s| s.extents().0);
+            let inside =
+                matrices.is_some_and(|matrices| r.matrices.last().is_none_or(|&last| last < matrices));
             require(inside && r.matrices.is_sorted_by(|a, b| a < b), at, || {
                 format!("matrices {:?} of segment {}", r.matrices, r.segment)
             })?;

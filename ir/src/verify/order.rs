@@ -6,17 +6,22 @@ use crate::graph::INPUTS;
 use crate::plan::{Entry, Plan};
 use std::collections::{BTreeMap, HashMap};
 
-/// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry point. In a `draft`
+/// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry point. In a `unsynchronized`
 /// with several units, steps are taken to be executed one after the other.
-pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
+pub(super) fn check(plan: &Plan, unsynchronized: bool) -> Result<(), VerifyError> {
     let accesses = Accesses::new(plan);
     let mut entries = plan.entries.iter().enumerate();
-    entries.try_for_each(|(i, entry)| check_entry(&accesses, entry, &format!("entries[{i}]"), draft))
+    entries.try_for_each(|(i, entry)| check_entry(&accesses, entry, &format!("entries[{i}]"), unsynchronized))
 }
 
-fn check_entry(accesses: &Accesses<'_>, entry: &Entry, here: &str, draft: bool) -> Result<(), VerifyError> {
+fn check_entry(
+    accesses: &Accesses<'_>,
+    entry: &Entry,
+    here: &str,
+    unsynchronized: bool,
+) -> Result<(), VerifyError> {
     let units = entry.steps.iter().map(|s| s.unit as usize + 1).max().unwrap_or(0);
-    let clocks = if draft && units > 1 {
+    let clocks = if unsynchronized && units > 1 {
         (0..entry.steps.len() as u32).map(|i| vec![i; units]).collect()
     } else {
         check_dependencies(entry, here)?;
@@ -64,7 +69,7 @@ fn check_dependencies(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     let mut phase = 0_usize;
     for (i, step) in entry.steps.iter().enumerate() {
         let at = || format!("{here}.steps[{i}]");
-        require(step.unit == 0 || !step.barrier, at, || "a barrier of a unit beside the CPU".into())?;
+        require(step.unit == 0 || !step.barrier, at, || "a barrier of an accelerator".into())?;
         phase += usize::from(step.barrier);
         for pair in step.deps.windows(2) {
             require(pair[0] < pair[1], at, || "dependencies are not ascending".into())?;

@@ -1,11 +1,11 @@
-//! Checks of what stays on flash; [`super`] lists the invariants.
+//! Checks of what stays on disk; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
 use crate::paging::{PagedLayer, Paging};
 use crate::plan::{ALIGN, Layout, Plan, Segment};
 use std::collections::BTreeSet;
 
-/// Alignment of offsets and sizes in memory and on flash, in bytes: direct reads require it.
+/// Alignment of offsets and sizes in memory and on disk, in bytes: direct reads require it.
 const BLOCK: u64 = 4096;
 /// Most bytes of one read.
 const LARGEST: u64 = 512 << 10;
@@ -15,7 +15,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "paging".to_owned();
     let rising = p.layers.is_sorted_by(|a, b| a.layer < b.layer);
     require(!p.layers.is_empty() && rising, at, || "no layers, or out of order".into())?;
-    require(p.threads > 0 && p.spare >= 2, at, || "too few threads or frames".into())?;
+    require(p.threads > 0 && p.staging >= 2, at, || "too few threads or frames".into())?;
     let whole = if p.by_neurons() { ALIGN } else { BLOCK };
     require(p.frame_bytes > 0 && p.frame_bytes % whole == 0, at, || {
         format!("frames of {} bytes", p.frame_bytes)
@@ -49,7 +49,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
             continue;
         }
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
-        require(fits, at, || "its experts are not neighbours on flash, or larger than a frame".into())?;
+        require(fits, at, || "its experts are not neighbours on disk, or larger than a frame".into())?;
     }
     check_pinned(plan, p)
 }
@@ -78,24 +78,24 @@ fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
 /// of the file, and those of an expert fit into all frames.
 fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
     let segment = |i: u32| plan.segments.get(i as usize);
-    let Some((gates, rests)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
-    let [(experts, inter, hidden), (e, i, both)] = [gates, rests].map(Segment::extents);
-    let Some(bundle) = rests.rests() else { return false };
+    let Some((gates, up_down)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
+    let [(experts, inter, hidden), (e, i, both)] = [gates, up_down].map(Segment::extents);
+    let Some(bundle) = up_down.up_down() else { return false };
     let frames = u64::from(inter).div_ceil(u64::from(p.neurons));
     // A frame is read as a whole, also where the last one of an expert has fewer neurons.
-    let read = (bundle.rest_pitch() as u64).checked_mul(u64::from(p.neurons));
+    let read = (bundle.up_down_pitch() as u64).checked_mul(u64::from(p.neurons));
     let pitch = read.and_then(|bytes| bytes.checked_mul(frames));
     gates.layout == Layout::Gates
-        && [gates, rests].iter().all(|s| s.shape.len() == 3)
+        && [gates, up_down].iter().all(|s| s.shape.len() == 3)
         && (experts, inter) == (e, i)
         && experts == layer.experts
         && hidden.checked_mul(2) == Some(both)
         && p.neurons as usize == bundle.read_together()
-        && p.frame_bytes == bundle.rest_bytes() as u64 * u64::from(p.neurons)
+        && p.frame_bytes == bundle.up_down_bytes() as u64 * u64::from(p.neurons)
         && frames <= u64::from(p.frames)
-        && rests.offset % BLOCK == 0
-        && rests.pitch % BLOCK == 0
-        && pitch.is_some_and(|bytes| bytes <= rests.pitch)
+        && up_down.offset % BLOCK == 0
+        && up_down.pitch % BLOCK == 0
+        && pitch.is_some_and(|bytes| bytes <= up_down.pitch)
 }
 
 /// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they do not lie so.

@@ -1,7 +1,7 @@
 //! Checks of plans; [`super`] lists the invariants.
 
 use super::{VerifyError, memories, placements, require};
-use crate::bundle::awake_words;
+use crate::bundle::active_list_words;
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
@@ -11,8 +11,8 @@ use crate::plan::{
 use crate::types::{DType, Format};
 use std::collections::HashSet;
 
-/// `draft`: steps of several units have no order yet.
-pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
+/// `unsynchronized`: steps of several units have no order yet.
+pub(super) fn check(plan: &Plan, unsynchronized: bool) -> Result<(), VerifyError> {
     let at = || "plan".to_owned();
     require(plan.version == PLAN_VERSION, at, || {
         format!("version {}, this is version {PLAN_VERSION}", plan.version)
@@ -39,9 +39,9 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
             || here.clone(),
             || format!("{} is out of order", entry.kind),
         )?;
-        check_entry(plan, entry, &here, draft)?;
+        check_entry(plan, entry, &here, unsynchronized)?;
     }
-    if !draft {
+    if !unsynchronized {
         super::experts::check_policy(plan)?;
     }
     check_big_little(plan)?;
@@ -85,7 +85,7 @@ fn check_model(plan: &Plan) -> Result<(), VerifyError> {
     require(sizes.iter().all(|&n| i32::try_from(n).is_ok()), at, || "a size exceeds i32".into())?;
     require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())?;
     let share = |p: f32| (0.0..=100.0).contains(&p);
-    require(m.silenced.is_none_or(share), at, || "an invalid share of silenced neurons".into())
+    require(m.thresholded.is_none_or(share), at, || "an invalid share of neurons below thresholds".into())
 }
 
 fn check_files(plan: &Plan) -> Result<(), VerifyError> {
@@ -185,7 +185,7 @@ fn extent(rows: u32, stride: u32, cols: u32) -> Option<u64> {
     before.checked_add(u64::from(cols))?.checked_mul(4)
 }
 
-fn check_entry(plan: &Plan, entry: &Entry, here: &str, draft: bool) -> Result<(), VerifyError> {
+fn check_entry(plan: &Plan, entry: &Entry, here: &str, unsynchronized: bool) -> Result<(), VerifyError> {
     let tokens = entry.kind.rows() as u32;
     require(tokens > 0 && entry.out_rows > 0, || here.into(), || "no rows".into())?;
     require(
@@ -218,8 +218,8 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str, draft: bool) -> Result<()
     let logits = entry.buffers.get(entry.logits as usize);
     let fits = |b: &Buffer| {
         let shaped = b.dtype == DType::F32 && b.rows >= entry.out_rows && b.stride >= plan.model.vocab;
-        // Logits of another memory come home with the copies.
-        shaped && (b.memory == 0 || draft)
+        // Logits of another memory come back with the copies.
+        shaped && (b.memory == 0 || unsynchronized)
     };
     require(
         logits.is_some_and(fits),
@@ -326,15 +326,15 @@ fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
     table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
 }
 
-/// Whether the arguments of `wake` are a dispatch table, and perhaps the lists of a layer whose neurons are read one by one.
+/// Whether the arguments of `request_neurons` are a dispatch table, and perhaps the lists of a layer whose neurons are read one by one.
 fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
     let paging = plan.paging.as_ref().filter(|p| p.by_neurons());
     let Some(own) = paging.and_then(|p| p.layers.get(layer as usize)) else { return false };
-    let Some(rests) = plan.segments.get(own.down as usize) else { return false };
+    let Some(up_down) = plan.segments.get(own.down as usize) else { return false };
     let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: own.experts as usize };
     let lists = |arg: &Arg| {
         let Arg::Buffer(b, 0) = *arg else { return false };
-        let words = awake_words(layout, rests.extents().1 as usize) as u64;
+        let words = active_list_words(layout, up_down.extents().1 as usize) as u64;
         let lists = entry.buffers.get(b as usize);
         lists.is_some_and(|b| b.dtype == DType::I32 && words.checked_mul(4).is_some_and(|n| n <= b.bytes))
     };
@@ -342,7 +342,7 @@ fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -
     let fits = |table: &Arg| (1..=own.k).contains(&k) && holds_table(entry, table, layout);
     match args {
         [table] => fits(table),
-        [table, awake] => fits(table) && lists(awake),
+        [table, active_lists] => fits(table) && lists(active_lists),
         _ => false,
     }
 }
@@ -436,8 +436,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             };
             words > 0 && table_fits && most.is_some_and(|n| whole(from, n) && whole(to, n))
         }
-        Builtin::Fetch { layer, rows: table_rows, k, strides } => {
-            let layers = plan.asked_layers();
+        Builtin::RequestExperts { layer, rows: table_rows, k, strides } => {
+            let layers = plan.requested_layers();
             let Some(ahead) = layers.get(layer as usize..) else { return false };
             let [scores @ .., Arg::Buffer(table, offset)] = args else { return false };
             let Some(&(experts, most)) = ahead.first() else { return false };
@@ -461,7 +461,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && scores.iter().zip(&strides).zip(ahead).all(scored)
                 && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
         }
-        Builtin::Wake { layer, rows: table_rows, k } => {
+        Builtin::RequestNeurons { layer, rows: table_rows, k } => {
             table_rows >= rows && wakes(plan, entry, args, [layer, table_rows, k])
         }
         Builtin::LimitCapacity { set, k, channels } => {
@@ -516,7 +516,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };
             // A graph takes the rows of a call at once; where they are sequences of their own, one of them.
-            let at_once = if part.attention.is_some_and(|a| a.apart) { 1 } else { rows };
+            let at_once = if part.attention.is_some_and(|a| a.one_call_per_row) { 1 } else { rows };
             let takes = |&g: &u32| {
                 let graph = plan.graphs.get(g as usize);
                 graph.is_some_and(|d| d.inputs.iter().any(|i| i.name == "x" && i.shape[0] >= at_once))

@@ -1,10 +1,10 @@
 //! Checks of static graphs and of the experts that they compute.
 
 use super::{VerifyError, require};
-use crate::plan::{GraphDecl, GraphPart, Plan};
+use crate::plan::{GraphDecl, Plan, Subgraph};
 use std::collections::HashSet;
 
-/// Every graph has distinct ports of some size inside the address space; every set's groups fit their graphs, and no
+/// Every graph has distinct tensors of some size inside the address space; every set's groups fit their graphs, and no
 /// expert is in two of them. A set without groups only bounds its experts. Of hot neurons every expert has a graph of its own, with
 /// room for all rows of the batch.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
@@ -15,10 +15,10 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         })?;
         require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "nothing goes in or out".into())?;
         let mut names = HashSet::new();
-        for port in g.inputs.iter().chain(&g.outputs) {
-            let fits = port.checked_elements().is_some_and(|n| n > 0 && n <= isize::MAX as usize / 4);
-            require(fits && names.insert(&port.name), at, || {
-                format!("port {:?} {:?}", port.name, port.shape)
+        for tensor in g.inputs.iter().chain(&g.outputs) {
+            let fits = tensor.checked_elements().is_some_and(|n| n > 0 && n <= isize::MAX as usize / 4);
+            require(fits && names.insert(&tensor.name), at, || {
+                format!("tensor {:?} {:?}", tensor.name, tensor.shape)
             })?;
         }
     }
@@ -59,8 +59,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
                 require(room && seen.insert(e), at, || format!("expert {e} has no room, or two places"))?;
             }
         }
-        let homeless = (0u32..).zip(&s.capacities).find(|&(e, &c)| c > 0 && !seen.contains(&e));
-        require(s.groups.is_empty() || homeless.is_none(), at, || {
+        let missing = (0u32..).zip(&s.capacities).find(|&(e, &c)| c > 0 && !seen.contains(&e));
+        require(s.groups.is_empty() || missing.is_none(), at, || {
             "an expert with a capacity is in no graph".into()
         })?;
     }
@@ -95,8 +95,8 @@ fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether a graph has the ports that a part gives and takes, with as many rows as the graphs before it.
-fn part_takes(p: &GraphPart, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
+/// Whether a graph has the tensors that a part gives and takes, with as many rows as the graphs before it.
+fn part_takes(p: &Subgraph, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
     let t = *rows.get_or_insert(g.inputs[0].shape[0]);
     let mut wanted = vec![("x", [t, p.inputs, 1, 1])];
     if let Some(a) = p.attention {

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// Tensor, lead, rows and columns of one read.
+/// Tensor, matrix, rows and columns of one read.
 type Read = (String, usize, Range<usize>, Range<usize>);
 
 /// Numbers made from the tensor's name and the index; counts its reads.
@@ -19,9 +19,9 @@ pub(crate) struct Made {
     pub(crate) reads: Mutex<Vec<Read>>,
 }
 
-pub(crate) fn number(tensor: &str, lead: usize, row: usize, col: usize) -> f32 {
+pub(crate) fn number(tensor: &str, matrix: usize, row: usize, col: usize) -> f32 {
     let mut h = 0xcbf2_9ce4_8422_2325_u64;
-    for b in tensor.bytes().map(u64::from).chain([lead as u64, 7, row as u64, 11, col as u64]) {
+    for b in tensor.bytes().map(u64::from).chain([matrix as u64, 7, row as u64, 11, col as u64]) {
         h = (h ^ b).wrapping_mul(0x0100_0000_01b3);
         h ^= h >> 29;
     }
@@ -32,16 +32,16 @@ impl Source for Made {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.reads.lock().unwrap().push((leaf.tensor.clone(), lead, rows.clone(), cols.clone()));
+        self.reads.lock().unwrap().push((leaf.tensor.clone(), matrix, rows.clone(), cols.clone()));
         let cells = rows.flat_map(|r| cols.clone().map(move |c| (r, c)));
         assert_eq!(out.len(), cells.clone().count());
         for (x, (r, c)) in out.iter_mut().zip(cells) {
-            *x = number(&leaf.tensor, lead, r, c);
+            *x = number(&leaf.tensor, matrix, r, c);
         }
         Ok(())
     }

@@ -6,17 +6,17 @@ use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, Scheduled}
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// One layer of two experts: a card that holds the first, and modules that hold both and compute by streams.
+/// One layer of two experts: a GPU that holds the first, and NDP DIMMs that hold both and compute by streams.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "card" {family = "mirror", memory = 1}
-unit 2 "dimms" {family = "ndp", memory = 2}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "gpu" {backend = "mirror", memory = 1}
+unit 2 "dimms" {backend = "ndp", memory = 2}
 memory 0 "ram" {arena_bytes = 1024}
 memory 1 "vram" {arena_bytes = 0, residents = [resident(segment = 0, matrices = [0]), resident(segment = 1, matrices = [0])]}
-memory 2 "modules" {arena_bytes = 512, residents = [resident(segment = 0, matrices = [0, 1]), resident(segment = 1, matrices = [0, 1])]}
+memory 2 "dimms" {arena_bytes = 512, residents = [resident(segment = 0, matrices = [0, 1]), resident(segment = 1, matrices = [0, 1])]}
 link 0 {from = 0, to = 1}
 link 1 {from = 0, to = 2}
 file 0 "w.bin" {bytes = 1024, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
@@ -26,8 +26,8 @@ streams 0 {layer = 0, unit = 2, artifact = "artifacts/dimms/0.bin", experts = 2,
 kernel 0 "embed" {results = [1, 2]}
 kernel 1 "head" {results = [1]}
 
-expert_placement scheduled {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], processor = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
-  layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], modules = [-1, 3]}
+expert_placement scheduled {hot = 1, cold = 2, dimms = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], cpu = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
+  layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], dimms = [-1, 3]}
 }
 
 entry prefill[4] {out_rows = 4, logits = 7} {
@@ -96,8 +96,8 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     layer("unit 1 does not hold", &|p| p.memories[1].residents[0].matrices = vec![1]);
     layer("unit 2 does not hold", &|p| p.memories[2].residents[1].matrices = vec![1]);
     layer("2 experts in 1 frames", &|p| p.experts.layers[0].starts = vec![1, 1]);
-    layer("in no module", &|p| p.experts.layers[0].modules[0] = 4);
-    layer("in no module", &|p| p.experts.layers[0].modules.clear());
+    layer("in no DIMM", &|p| p.experts.layers[0].dimms[0] = 4);
+    layer("in no DIMM", &|p| p.experts.layers[0].dimms.clear());
     layer("segments", &|p| p.experts.layers[0].segments = vec![0, 9]);
     layer("its units", &|p| {
         (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![1, 2], vec![0, 1]);
@@ -110,12 +110,12 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
         refused(TEXT, "experts.policy", message, |p| change(scheduled(p)));
     };
     refused(TEXT, "experts.policy", "no layers", |p| p.experts.layers.clear());
-    policy("a curve", &|s| s.costs.processor.reverse());
+    policy("a curve", &|s| s.costs.cpu.reverse());
     policy("a curve", &|s| s.costs.cold.clear());
     policy("a time", &|s| s.costs.window_us = -1.0);
     policy("one unit", &|s| s.hot = Some(s.cold));
-    policy("modules", &|s| s.modules = 0);
-    // Without a card everything is the CPU's or the modules'.
+    policy("dimms", &|s| s.dimms = 0);
+    // Without a GPU everything is the CPU's or the NDP DIMMs'.
     let mut plan = parse_plan(TEXT).unwrap();
     (plan.experts.layers[0].units, plan.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);
     let s = scheduled(&mut plan);
@@ -131,7 +131,7 @@ fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
         let mut costs = scheduled(p).costs.clone();
         costs.cold.clear();
         let layer = &mut p.experts.layers[0];
-        (layer.units, layer.starts, layer.modules) = (vec![0, 1], vec![1, 0], Vec::new());
+        (layer.units, layer.starts, layer.dimms) = (vec![0, 1], vec![1, 0], Vec::new());
         p.experts.policy = ExpertPolicy::Cached(Cached {
             hot: 1,
             frames: 1,
@@ -162,7 +162,7 @@ fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
     wrong("a pinned expert", &|c| c.pinned = vec![(1, 0)]);
     wrong("a time", &|c| c.first_us[1] = f64::INFINITY);
     placed("experts.policy", "begins without an expert", &|p| p.layers[0].starts = vec![0, 0]);
-    placed("experts.layers[0]", "in no module", &|p| p.layers[0].modules = vec![-1; 2]);
+    placed("experts.layers[0]", "in no DIMM", &|p| p.layers[0].dimms = vec![-1; 2]);
     placed("experts.policy", "matrices of other sizes", &|p| {
         let mut other = p.layers[0].clone();
         (other.layer, other.segments) = (1, vec![1, 0]);
@@ -172,6 +172,6 @@ fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
     framed(&mut plan, &|p| p.layers[0].brought = vec![0, 1]);
     assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
     assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
-    assert_eq!(plan.asked_layers(), [(2, 1)]);
+    assert_eq!(plan.requested_layers(), [(2, 1)]);
     assert_eq!(plan.segments_to_bring().into_iter().collect::<Vec<_>>(), [0, 1]);
 }

@@ -5,13 +5,13 @@ use moec_ir::plan::{Arg, Builtin, Code, FileRef, Layout, PagedLayer, Paging, Pla
 use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
-/// The CPU reads ids into rows, stores them in a state, and reads that; a card without a memory of its own takes the rows, too.
+/// The CPU reads ids into rows, stores them in a state, and reads that; a GPU without a memory of its own takes the rows, too.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "card" {family = "mirror", memory = 0}
-unit 2 "other" {family = "mirror", memory = 0}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "gpu" {backend = "mirror", memory = 0}
+unit 2 "other" {backend = "mirror", memory = 0}
 memory 0 "ram" {arena_bytes = 1024}
 state 0 "k" f32[1, 1, 4, 8] keys 4
 kernel 0 "one_to_one" {results = [1]}
@@ -25,7 +25,7 @@ entry prefill[4] {out_rows = 4, logits = 7} {
   buffer 2 "%2" i32[4, 1] {offset = 128, bytes = 64}
   buffer 3 "%3" i32[4, 1] {offset = 192, bytes = 64}
   buffer 4 "x" f32[4, 8] {offset = 256, bytes = 128}
-  buffer 5 "card" f32[4, 8] {offset = 384, bytes = 128}
+  buffer 5 "gpu" f32[4, 8] {offset = 384, bytes = 128}
   buffer 6 "kept" f32[4, 8] {offset = 512, bytes = 128}
   buffer 7 "logits" f32[4, 8] {offset = 640, bytes = 128}
   step 0 kernel 0 (buffer 0, buffer 4) {unit = 0, rows = tokens, grid = one, deps = [], node = 0}
@@ -95,7 +95,7 @@ fn a_reader_waits_for_the_writer_on_another_unit() {
     );
     assert_eq!(
         refused(|p| deps(p, 4, &[3])),
-        "entries[0].steps[4]: reads buffer 5 (card), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[4]: reads buffer 5 (GPU), and step 1, which writes it, has not ended for certain"
     );
     // Another step of the unit that has waited is as good, also over a third unit.
     accepted(|p| {
@@ -132,7 +132,7 @@ fn a_writer_waits_for_readers_on_its_unit() {
 
 #[test]
 fn a_writer_waits_for_readers_on_another_unit() {
-    // The card still reads the rows that the CPU writes anew.
+    // The GPU still reads the rows that the CPU writes anew.
     let over = |p: &mut Plan, of: &[u32]| {
         args(p, 3, &[0, 4]);
         p.entries[0].steps[3].code = Code::Kernel(0);
@@ -157,7 +157,7 @@ fn writers_of_one_buffer_are_ordered() {
     accepted(|p| twice(p, &[1, 2]));
     assert_eq!(
         refused(|p| twice(p, &[2])),
-        "entries[0].steps[3]: writes buffer 5 (card), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[3]: writes buffer 5 (GPU), and step 1, which writes it, has not ended for certain"
     );
     // On one unit.
     let error = refused(|p| {
@@ -202,11 +202,11 @@ fn a_state_is_read_after_it_is_written() {
 
 #[test]
 fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
-    // What the card gives lies where the CPU then puts what it has kept.
+    // What the GPU gives lies where the CPU then puts what it has kept.
     let shared = |p: &mut Plan, offset: u64| p.entries[0].buffers[6].offset = offset;
     assert_eq!(
         refused(|p| shared(p, 384)),
-        "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 5 (card), and step 1, which writes \
+        "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 5 (GPU), and step 1, which writes \
          them, has not ended for certain"
     );
     // Ordered, but the last step reads both.
@@ -214,8 +214,8 @@ fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
         shared(p, 384);
         deps(p, 3, &[1, 2]);
     });
-    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (card), which is not written, or written over");
-    // The rows that the card reads lie there.
+    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (GPU), which is not written, or written over");
+    // The rows that the GPU reads lie there.
     assert_eq!(
         refused(|p| shared(p, 256)),
         "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 4 (x), and step 1, which reads \
@@ -231,7 +231,7 @@ fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
 
 #[test]
 fn what_sticks_out_of_shared_bytes_is_not_forgotten() {
-    // `kept` takes half of the bytes of `x`, the logits the other half, which the card may still read.
+    // `kept` takes half of the bytes of `x`, the logits the other half, which the GPU may still read.
     let halves = |p: &mut Plan| {
         let e = &mut p.entries[0];
         (e.buffers[4].offset, e.buffers[4].bytes) = (256, 256);
@@ -285,14 +285,14 @@ fn what_is_read_is_written_first() {
 
 #[test]
 fn an_unsynchronised_plan_of_several_units_is_checked_in_the_order_of_its_steps() {
-    let mut draft = plan();
-    for step in &mut draft.entries[0].steps {
+    let mut unsynchronized = plan();
+    for step in &mut unsynchronized.entries[0].steps {
         (step.barrier, step.deps) = (false, vec![]);
     }
-    assert!(verify::plan(&draft).is_err());
-    verify::draft(&draft).unwrap();
-    draft.entries[0].steps.swap(0, 1);
-    let error = verify::draft(&draft).unwrap_err().to_string();
+    assert!(verify::plan(&unsynchronized).is_err());
+    verify::unsynchronized_plan(&unsynchronized).unwrap();
+    unsynchronized.entries[0].steps.swap(0, 1);
+    let error = verify::unsynchronized_plan(&unsynchronized).unwrap_err().to_string();
     assert_eq!(error, "entries[0].steps[0]: reads buffer 4 (x), which is not written, or written over");
 }
 
@@ -319,7 +319,7 @@ fn experts_on_disk_are_read_after_their_request() {
             process: 0,
             frame_bytes: 8192,
             frames: 1,
-            spare: 2,
+            staging: 2,
             block_bytes: 4096,
             policy: "lru".into(),
             pinned: vec![],
@@ -335,7 +335,7 @@ fn experts_on_disk_are_read_after_their_request() {
         let e = &mut p.entries[0];
         e.buffers[5].dtype = DType::I32;
         let step = &mut e.steps[1];
-        step.code = Code::Builtin(Builtin::Fetch { layer: 0, rows: 4, k: 1, strides: [8, 0, 0, 0] });
+        step.code = Code::Builtin(Builtin::RequestExperts { layer: 0, rows: 4, k: 1, strides: [8, 0, 0, 0] });
         (step.unit, step.barrier) = (0, true);
     };
     accepted(requested);

@@ -9,12 +9,12 @@ use moec_ir::verify;
 const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "npu" {family = "qnn", memory = 0}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "npu" {backend = "qnn", memory = 0}
 memory 0 "ram" {arena_bytes = 448}
 kernel 0 "embed" {results = [1, 2]}
-graph 0 {package = "artifacts/h.qnn", function = "expert0_batch2", inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
-graph 1 {package = "artifacts/h.qnn", function = "expert1_batch2", inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
+graph 0 {package = "artifacts/h.qnn", function = "expert0_batch2", inputs = [tensor(name = "x", shape = [2, 1, 1, 1])], outputs = [tensor(name = "y", shape = [2, 1, 1, 1])]}
+graph 1 {package = "artifacts/h.qnn", function = "expert1_batch2", inputs = [tensor(name = "x", shape = [2, 1, 1, 1])], outputs = [tensor(name = "y", shape = [2, 1, 1, 1])]}
 set 0 {layer = 0, overflow = prune, capacities = [2, 2], groups = [group(graph = 0, capacity = 2, experts = [0]), group(graph = 1, capacity = 2, experts = [1])], hot = hot(batch = 2, neurons = 3)}
 entry decode[2] {out_rows = 2, logits = 6} {
   buffer 0 "%0" i32[2, 1] {offset = 0, bytes = 64}

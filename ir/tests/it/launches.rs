@@ -9,8 +9,8 @@ use moec_ir::verify;
 const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "gpu" {family = "cuda", memory = 1}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "gpu" {backend = "cuda", memory = 1}
 memory 0 "ram" {arena_bytes = 320}
 memory 1 "vram" {arena_bytes = 128}
 link 0 {from = 0, to = 1}

@@ -4,14 +4,14 @@ use moec_ir::plan::{Arg, Plan, Resident};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// A CPU hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
+/// A CPU hands rows to a GPU, which multiplies them with a matrix of its own and hands them back. The rows that come
 /// back lie where those lay that went.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "card" {family = "mirror", memory = 1}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "gpu" {backend = "mirror", memory = 1}
 memory 0 "ram" {arena_bytes = 768}
 memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [resident(segment = 0), resident(segment = 1, matrices = [1])]}
 link 0 {from = 0, to = 1}
@@ -60,7 +60,7 @@ fn rows_may_come_back_to_where_they_were() {
     verify::plan(&plan).unwrap();
     // Arena, a segment, a table of two addresses with one matrix, scratch.
     assert_eq!(plan.peak(1, 1), Some(256 + 256 + 64 + 128 + 64));
-    // Arena, and two lanes with scratch: no step reads a weight here.
+    // Arena, and two threads with scratch: no step reads a weight here.
     assert_eq!(plan.peak(0, 2), Some(768 + 2 * 64));
     assert_eq!(plan.peak(2, 1), None);
 }
@@ -74,7 +74,7 @@ fn order_between_units_is_that_of_dependencies() {
         step(p, 1, &[]);
         step(p, 3, &[2]);
     });
-    // The queue of the card keeps its order by itself; one that reaches it on another way is as good.
+    // The queue of the GPU keeps its order by itself; one that reaches it on another way is as good.
     let mut plan = plan();
     step(&mut plan, 2, &[]);
     step(&mut plan, 3, &[]);
@@ -85,7 +85,7 @@ fn order_between_units_is_that_of_dependencies() {
     // On its way a plan has no order between units.
     let mut plan = self::plan();
     step(&mut plan, 4, &[]);
-    verify::draft(&plan).unwrap();
+    verify::unsynchronized_plan(&plan).unwrap();
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn units_memories_and_experts_are_checked() {
     refused("memories[1].residents[1]", "out of order", |p| p.memories[1].residents[1].segment = 0);
     refused("memories[1]", "taken", |p| p.memories[1].name = "ram".into());
     refused("units[1]", "taken", |p| p.units[1].name = "cpu".into());
-    refused("units[1]", "no family", |p| p.units[1].family.clear());
+    refused("units[1]", "no backend", |p| p.units[1].backend.clear());
     refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
     refused("units", "the CPU's memory", |p| p.units.swap(0, 1));
     refused("units", "2 units in memory 1", |p| {

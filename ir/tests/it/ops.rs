@@ -508,8 +508,8 @@ fn apart(neurons: &Tensor) -> [Tensor; 2] {
     let hidden = width / 3;
     let rows = || neurons.as_f32().chunks_exact(width);
     let gates: Vec<f32> = rows().flat_map(|row| row[..hidden].to_vec()).collect();
-    let rests: Vec<f32> = rows().flat_map(|row| row[hidden..].to_vec()).collect();
-    [tensor(&[experts, inter, hidden], &gates), tensor(&[experts, inter, 2 * hidden], &rests)]
+    let up_down: Vec<f32> = rows().flat_map(|row| row[hidden..].to_vec()).collect();
+    [tensor(&[experts, inter, hidden], &gates), tensor(&[experts, inter, 2 * hidden], &up_down)]
 }
 
 #[test]
@@ -531,10 +531,10 @@ fn neurons_are_experts_in_another_order() {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
         check(&Op::NeuronFfn { glu, paged: None, predict: None }, &[&x, &table, &neurons], y.as_f32());
-        let [gates, rests] = apart(&neurons);
+        let [gates, up_down] = apart(&neurons);
         check(
             &Op::NeuronFfn { glu, paged: Some(0), predict: None },
-            &[&x, &table, &gates, &rests],
+            &[&x, &table, &gates, &up_down],
             y.as_f32(),
         );
     }
@@ -546,7 +546,7 @@ fn neurons_are_experts_in_another_order() {
 }
 
 #[test]
-fn a_predictor_passes_over_whom_it_takes_to_be_asleep() {
+fn a_predictor_skips_neurons_predicted_inactive() {
     let table =
         run(&Op::Dispatch { experts: 2, partial: false }, &[&Tensor::i32([2, 1], vec![1, 0])]).remove(0);
     let number = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
@@ -617,13 +617,13 @@ fn weights_of_predictors_fit_their_neurons() {
     }
     assert!(infer(Predictor::Coarse, &[[3, 5, 3], [3, 1, 5]]).is_err());
     assert!(infer(Predictor::Coarse, &[[3, 5, 4]]).is_err());
-    let [x, gates, rests] = [Type::f32([2, 4]), Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
+    let [x, gates, up_down] = [Type::f32([2, 4]), Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
     let paged = Op::NeuronFfn { glu: Glu::DRelu, paged: Some(0), predict: Some(Predictor::Coarse) };
-    assert!(paged.infer(&[&x, &table, &gates, &rests]).is_err());
+    assert!(paged.infer(&[&x, &table, &gates, &up_down]).is_err());
 }
 
 #[test]
-fn only_gates_that_silence_are_by_neurons() {
+fn only_gates_with_exact_zeros_are_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
         Op::NeuronFfn { glu, paged: None, predict: None }.infer(&[
@@ -639,8 +639,8 @@ fn only_gates_that_silence_are_by_neurons() {
     }
     assert!(said(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
     assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
-    let apart = |gates: [usize; 3], rests: [usize; 3]| {
-        let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(rests)];
+    let apart = |gates: [usize; 3], up_down: [usize; 3]| {
+        let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(up_down)];
         Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), predict: None }.infer(&types)
     };
     assert_eq!(apart([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);

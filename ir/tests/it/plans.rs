@@ -65,13 +65,13 @@ pub(crate) fn plan() -> Plan {
         ],
     };
     let segment = |name: &str, offset, bytes: u64, shape: &[u32], format, layout| {
-        let lead = if let [lead, _, _] = shape { u64::from(*lead) } else { 1 };
+        let matrices = if let [matrices, _, _] = shape { u64::from(*matrices) } else { 1 };
         Segment {
             name: name.into(),
             file: 0,
             offset,
             bytes,
-            pitch: bytes / lead,
+            pitch: bytes / matrices,
             shape: shape.into(),
             format,
             layout,
@@ -91,7 +91,7 @@ pub(crate) fn plan() -> Plan {
             parameters: 1 << 40,
             active_parameters: 7,
             big_little: Some(BigLittle { experts: 1, gamma: 0.7 }),
-            silenced: Some(12.5),
+            thresholded: Some(12.5),
         },
         target: TargetInfo {
             name: "native \"x\"\n; no comment".into(),
@@ -99,7 +99,7 @@ pub(crate) fn plan() -> Plan {
             cpu: "znver4".into(),
             features: vec!["avx2".into(), "fma".into()],
         },
-        units: vec![UnitRef::processor(), UnitRef { name: "npu".into(), family: "coreml".into(), memory: 0 }],
+        units: vec![UnitRef::cpu(), UnitRef { name: "npu".into(), backend: "coreml".into(), memory: 0 }],
         memories: vec![Memory { name: "ram".into(), arena_bytes: 640, ..Memory::default() }],
         links: Vec::new(),
         scratch_bytes: 100,
@@ -132,8 +132,8 @@ pub(crate) fn plan() -> Plan {
         graphs: vec![GraphDecl {
             package: "artifacts/layers.0.group.0.mlpackage".into(),
             function: "cap16".into(),
-            inputs: vec![Port { name: "x".into(), shape: [32, 8, 1, 1] }],
-            outputs: vec![Port { name: "y".into(), shape: [32, 8, 1, 1] }],
+            inputs: vec![GraphTensor { name: "x".into(), shape: [32, 8, 1, 1] }],
+            outputs: vec![GraphTensor { name: "y".into(), shape: [32, 8, 1, 1] }],
             stateful: false,
         }],
         sets: vec![ExpertSet {
@@ -143,7 +143,7 @@ pub(crate) fn plan() -> Plan {
             groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
             hot: None,
         }],
-        parts: vec![GraphPart { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
+        parts: vec![Subgraph { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],
         placement: placement(),
         paging: None,

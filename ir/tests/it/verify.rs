@@ -554,22 +554,22 @@ fn a_table_is_no_larger_than_its_choices() {
 /// A part's graphs take the rows of its step, or one at a time.
 #[test]
 fn a_part_takes_the_rows_of_its_step() {
-    let with = |rows: u32, apart: bool| {
+    let with = |rows: u32, one_call_per_row: bool| {
         let mut plan = plan();
-        let port = |name: &str, shape| Port { name: name.into(), shape };
-        let attention = PartAttention { angles: 0, context: 16, window: None, apart };
+        let tensor = |name: &str, shape| GraphTensor { name: name.into(), shape };
+        let attention = SubgraphAttention { angles: 0, context: 16, window: None, one_call_per_row };
         plan.graphs.push(GraphDecl {
             package: "artifacts/part.mlpackage".into(),
             function: "main".into(),
             inputs: vec![
-                port("x", [rows, 8, 1, 1]),
-                port("mask", [1, 1, rows, 16]),
-                port("write", [1, 1, 16, rows]),
+                tensor("x", [rows, 8, 1, 1]),
+                tensor("mask", [1, 1, rows, 16]),
+                tensor("write", [1, 1, 16, rows]),
             ],
-            outputs: vec![port("y", [rows, 8, 1, 1])],
+            outputs: vec![tensor("y", [rows, 8, 1, 1])],
             stateful: true,
         });
-        plan.parts = vec![GraphPart { graphs: vec![1], inputs: 8, outputs: 8, attention: Some(attention) }];
+        plan.parts = vec![Subgraph { graphs: vec![1], inputs: 8, outputs: 8, attention: Some(attention) }];
         let e = &mut plan.entries[0];
         e.steps[1].code = Code::Builtin(Builtin::Part { part: 0 });
         e.steps[1].grid = Grid::One;

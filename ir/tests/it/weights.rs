@@ -6,44 +6,48 @@ use moec_ir::{Axis, Elementwise, WeightExpr};
 use proptest::prelude::*;
 
 /// One number of an expression, by definition.
-fn at(expr: &WeightExpr, lead: usize, row: usize, col: usize) -> f32 {
+fn at(expr: &WeightExpr, matrix: usize, row: usize, col: usize) -> f32 {
     let rank = |e: &WeightExpr| e.shape().unwrap().len();
     let extent = |e: &WeightExpr, axis: Axis| {
         let shape = e.shape().unwrap();
         shape.iter().rev().nth(usize::from(axis == Axis::Rows)).copied().unwrap_or(1)
     };
     match expr {
-        WeightExpr::Leaf(leaf) => number(&leaf.tensor, lead, row, col),
+        WeightExpr::Leaf(leaf) => number(&leaf.tensor, matrix, row, col),
         WeightExpr::Const(values) => values[col],
-        WeightExpr::Transpose(of) => at(of, lead, col, row),
-        WeightExpr::Slice { axis: Axis::Rows, start, step, of, .. } => at(of, lead, start + row * step, col),
-        WeightExpr::Slice { axis: Axis::Cols, start, step, of, .. } => at(of, lead, row, start + col * step),
+        WeightExpr::Transpose(of) => at(of, matrix, col, row),
+        WeightExpr::Slice { axis: Axis::Rows, start, step, of, .. } => {
+            at(of, matrix, start + row * step, col)
+        }
+        WeightExpr::Slice { axis: Axis::Cols, start, step, of, .. } => {
+            at(of, matrix, row, start + col * step)
+        }
         WeightExpr::Concat { axis, of } => {
             let (mut row, mut col) = (row, col);
             for part in of {
                 let n = extent(part, *axis);
                 let i = if *axis == Axis::Rows { &mut row } else { &mut col };
                 if *i < n {
-                    return at(part, lead, row, col);
+                    return at(part, matrix, row, col);
                 }
                 *i -= n;
             }
             unreachable!()
         }
         WeightExpr::Stack(of) if rank(&of[0]) == 1 => at(&of[row], 0, 0, col),
-        WeightExpr::Stack(of) => at(&of[lead], 0, row, col),
-        WeightExpr::Split { heads, of } => at(of, 0, lead * (extent(of, Axis::Rows) / heads) + row, col),
+        WeightExpr::Stack(of) => at(&of[matrix], 0, row, col),
+        WeightExpr::Split { heads, of } => at(of, 0, matrix * (extent(of, Axis::Rows) / heads) + row, col),
         WeightExpr::Join(of) => {
             let each = extent(of, Axis::Rows);
             at(of, row / each, row % each, col)
         }
-        WeightExpr::ScaleLead { of, by } => at(of, lead, row, col) * at(by, 0, 0, lead),
+        WeightExpr::ScaleMatrices { of, by } => at(of, matrix, row, col) * at(by, 0, 0, matrix),
         WeightExpr::Repeat { each, of } => at(of, 0, 0, col / each),
-        WeightExpr::Map { map, of } => map.of(at(of, lead, row, col)),
+        WeightExpr::Map { map, of } => map.of(at(of, matrix, row, col)),
         WeightExpr::Arrange { order, of } => {
-            at(of, lead, order[lead * extent(of, Axis::Rows) + row] as usize, col)
+            at(of, matrix, order[matrix * extent(of, Axis::Rows) + row] as usize, col)
         }
-        WeightExpr::ScaleCols { of, by } => at(of, lead, row, col) * at(by, 0, 0, col),
+        WeightExpr::ScaleCols { of, by } => at(of, matrix, row, col) * at(by, 0, 0, col),
     }
 }
 
@@ -97,8 +101,8 @@ fn expr(shape: Vec<usize>, depth: u32) -> BoxedStrategy<WeightExpr> {
         let mut swapped = shape.clone();
         swapped.swap(n - 1, n - 2);
         options.push(expr(swapped, depth - 1).prop_map(|of| WeightExpr::Transpose(Box::new(of))).boxed());
-        let (rows, lead) = (shape[n - 2] as u32, if n > 2 { shape[0] } else { 1 });
-        let orders = prop::collection::vec(Just((0..rows).collect::<Vec<_>>()).prop_shuffle(), lead);
+        let (rows, matrices) = (shape[n - 2] as u32, if n > 2 { shape[0] } else { 1 });
+        let orders = prop::collection::vec(Just((0..rows).collect::<Vec<_>>()).prop_shuffle(), matrices);
         options.push(
             (orders, expr(shape.clone(), depth - 1))
                 .prop_map(|(order, of)| WeightExpr::Arrange { order: order.concat(), of: Box::new(of) })
@@ -141,12 +145,12 @@ proptest! {
             let (a, b) = (a as usize % (n + 1), b as usize % (n + 1));
             a.min(b)..a.max(b)
         };
-        let lead = seed[0] as usize % axis(2);
+        let matrix = seed[0] as usize % axis(2);
         let rows = pick(axis(1), seed[1], seed[2]);
         let cols = pick(axis(0), seed[3], seed[4]);
         let mut out = vec![f32::NAN; rows.len() * cols.len()];
-        e.read(lead, rows.clone(), cols.clone(), &Made::default(), &mut out).unwrap();
-        let want: Vec<f32> = rows.flat_map(|r| cols.clone().map(move |c| (r, c))).map(|(r, c)| at(&e, lead, r, c)).collect();
+        e.read(matrix, rows.clone(), cols.clone(), &Made::default(), &mut out).unwrap();
+        let want: Vec<f32> = rows.flat_map(|r| cols.clone().map(move |c| (r, c))).map(|(r, c)| at(&e, matrix, r, c)).collect();
         prop_assert_eq!(out, want);
     }
 
@@ -156,11 +160,11 @@ proptest! {
     }
 }
 
-fn reads(expr: &WeightExpr, lead: usize, rows: std::ops::Range<usize>) -> Vec<String> {
+fn reads(expr: &WeightExpr, matrix: usize, rows: std::ops::Range<usize>) -> Vec<String> {
     let source = Made::default();
     let cols = expr.shape().unwrap().last().copied().unwrap();
     let mut out = vec![0.0; rows.len() * cols];
-    expr.read(lead, rows, 0..cols, &source, &mut out).unwrap();
+    expr.read(matrix, rows, 0..cols, &source, &mut out).unwrap();
     source
         .reads
         .into_inner()

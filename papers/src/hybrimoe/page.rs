@@ -3,7 +3,7 @@
 use super::machine::{A6000, COLD, GPU_BYTES, GPU_FLOPS, PROMPT, WEIGHT};
 use super::models::MODELS;
 use super::report::{Report, Row};
-use super::routing::FORESIGHT;
+use super::routing::GATE_ACCURACY;
 use super::systems::{ABLATION, BASELINE, MRS, SYSTEMS};
 use crate::claim::{CLOSE, Claim, Claims, digits};
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ fn summary(claims: &Claims, report: &Report) -> String {
     let free: Vec<&Claim> = claims.free();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let [prefill, decode] = report.speedups(BASELINE + 1);
-    let late = report.foresight.first().map_or(0.0, |f| f.1[1]);
+    let late = report.gate_accuracy.first().map_or(0.0, |f| f.1[1]);
     format!(
         "# HybriMoE's evaluation, simulated\n\n\
          What `cargo xtask hybrimoe` computes, beside the figures that *HybriMoE* (section VI) prints. It writes this page and its plots;\n\
@@ -46,7 +46,7 @@ fn machine() -> String {
     let mut out = String::from(
         "## What is simulated\n\n\
          Layers on three timelines, GPU, CPU and link, in virtual time. The policies are those of `moec_runtime::schedule` and\n\
-         `moec_runtime::offload::cache`, which a running plan would ask. A layer takes its dense part; then its router has spoken, and its experts are\n\
+         `moec_runtime::offload::cache`, which a running plan would use. A layer takes its dense part; then its router has spoken, and its experts are\n\
          divided. When the link is idle before the next layer, experts of the next three are transferred into a buffer, by what they gain in\n\
          the simulated layer; then, in decoding, what the CPU computed and the cache would keep. A prompt is one pass over all layers\n\
          with the popular experts on the GPU.\n\n\
@@ -64,7 +64,7 @@ fn machine() -> String {
         ("the GPU", format!("{:.0} GB/s, {:.0} TFLOPS, 20 µs for each expert", giga(GPU_BYTES), GPU_FLOPS * 1e-12), "NVIDIA RTX A6000 data sheet; half of the peak without sparsity and the 20 µs are assumed".to_owned()),
         ("a weight", format!("{:.1} bits", WEIGHT * 8.0), "§V: 4 bits; a scale for 32".to_owned()),
         ("the prompt of Table III", format!("{PROMPT} tokens"), "not said; that of Figure 3(d)".to_owned()),
-        ("how often gates are right", format!("{}, {} and {} for one, two and three layers ahead", FORESIGHT[0], FORESIGHT[1], FORESIGHT[2]), "not said; assumed".to_owned()),
+        ("how often gates are right", format!("{}, {} and {} for one, two and three layers ahead", GATE_ACCURACY[0], GATE_ACCURACY[1], GATE_ACCURACY[2]), "not said; assumed".to_owned()),
         ("α of MRS", MRS.split_whitespace().nth(1).unwrap_or_default().trim_start_matches("alpha=").to_owned(), "not said; of 0.1 to 0.98 the one with most hits".to_owned()),
         ("how far choices repeat", MODELS.map(|m| format!("{} {}", m.persistence, m.name)).join(", "), "found: LRU's hit rates with a quarter cached, Figure 9; the correlation of a token's draws with those of the one before".to_owned()),
     ];
@@ -149,11 +149,11 @@ fn hits(report: &Report) -> String {
 
 fn hangs_on(report: &Report) -> String {
     let mut out = String::from(
-        "## What the speedups hang on\n\n![Speedup by how often gates are right](hybrimoe/foresight.svg)\n\n\
+        "## What the speedups hang on\n\n![Speedup by how often gates are right](hybrimoe/gate-accuracy.svg)\n\n\
          Decoding of Qwen2 with a quarter cached, over the baseline, by how often the gates of one to three layers before are right (times 0.8, 0.7\n\
          and 0.6). The paper has 1.15 and 1.86.\n\n| gates | Baseline+Prefetching | All |\n|---|---|---|\n",
     );
-    for (part, [ahead, all]) in &report.foresight {
+    for (part, [ahead, all]) in &report.gate_accuracy {
         let _ = writeln!(out, "| × {part} | {ahead:.2} | {all:.2} |");
     }
     out.push_str("\nMean speedups over KTransformers (the paper: 1.33 and 1.70), where something is otherwise:\n\n| | prefill | decoding |\n|---|---|---|\n");

@@ -13,7 +13,7 @@ pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
         ("decode.svg", speedups(&report.decode, "decoding")),
         ("ablation.svg", ablation(claims)),
         ("hits.svg", hits(report)),
-        ("foresight.svg", foresight(report)),
+        ("gate-accuracy.svg", gate_accuracy(report)),
     ]
 }
 
@@ -91,18 +91,18 @@ fn hits(report: &Report) -> String {
     bars(&labels, &series)
 }
 
-fn foresight(report: &Report) -> String {
+fn gate_accuracy(report: &Report) -> String {
     let labels = Labels {
         title: "Speedup over KTransformers in decoding, Qwen2, a quarter cached".to_owned(),
         up: "speedup",
         across: "how often gates are right, as a multiple of what is assumed",
-        groups: report.foresight.iter().map(|f| f.0.to_string()).collect(),
+        groups: report.gate_accuracy.iter().map(|f| f.0.to_string()).collect(),
         range: None,
     };
     let of = |i: usize, name: &str| Series {
         name: name.to_owned(),
         colour: COLOURS[2 + i],
-        values: report.foresight.iter().map(|f| f.1[i]).collect(),
+        values: report.gate_accuracy.iter().map(|f| f.1[i]).collect(),
     };
     curves(&labels, &[of(0, "Baseline+Prefetching"), of(1, "All")])
 }

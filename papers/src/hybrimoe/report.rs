@@ -3,7 +3,7 @@
 use super::machine::{A6000, Machine, PROMPT};
 use super::models::{MODELS, Model, QWEN2};
 use super::paper::{CACHED, PROMPTS};
-use super::routing::{FORESIGHT, RUN, SEEN, trace};
+use super::routing::{GATE_ACCURACY, RUN, SEEN, trace};
 use super::simulate::{Case, Outcome};
 use super::systems::{
     ABLATION, BASELINE, HYBRIMOE, KTRANSFORMERS, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
@@ -19,7 +19,7 @@ pub struct Size {
     /// Tokens that are decoded.
     pub tokens: usize,
     /// Those of them that come before any is counted.
-    pub lead: usize,
+    pub warmup: usize,
     /// Lengths of prompts, of [`PROMPTS`], the shortest first.
     pub prompts: usize,
     /// Tokens of replays of caches.
@@ -28,9 +28,9 @@ pub struct Size {
 
 impl Size {
     /// For the page.
-    pub const FULL: Self = Self { tokens: 128, lead: 32, prompts: PROMPTS.len(), replayed: 512 };
+    pub const FULL: Self = Self { tokens: 128, warmup: 32, prompts: PROMPTS.len(), replayed: 512 };
     /// For a look, and for tests.
-    pub const QUICK: Self = Self { tokens: 40, lead: 16, prompts: 2, replayed: 128 };
+    pub const QUICK: Self = Self { tokens: 40, warmup: 16, prompts: 2, replayed: 128 };
 }
 
 /// Routing of every model.
@@ -77,8 +77,8 @@ pub struct Report {
     pub ablation: [[f64; 5]; 2],
     /// Figure 9.
     pub hits: Vec<Hits>,
-    /// Speedups in decoding of Qwen2 by multiples of [`FORESIGHT`]: prefetching alone, all.
-    pub foresight: Vec<(f64, [f64; 2])>,
+    /// Speedups in decoding of Qwen2 by multiples of [`GATE_ACCURACY`]: prefetching alone, all.
+    pub gate_accuracy: Vec<(f64, [f64; 2])>,
     /// Mean speedups over KTransformers where something is otherwise: its name, prefill, decoding.
     pub variants: Vec<(&'static str, [f64; 2])>,
 }
@@ -135,7 +135,7 @@ impl Bench {
     /// # Errors
     /// As [`Bench::prefill`].
     pub fn decode(&self, machine: &Machine, model: &Model, system: &System, cached: f64) -> Result<Outcome> {
-        self.case(machine, model, system, cached, 1).decode(self.size.lead)
+        self.case(machine, model, system, cached, 1).decode(self.size.warmup)
     }
 
     /// The rows of Figures 7 and 8 for some systems.
@@ -192,14 +192,14 @@ impl Report {
             ablation[0][i] = bench.prefill(&A6000, &QWEN2, system, CACHED[0], PROMPT)?.seconds;
             ablation[1][i] = bench.decode(&A6000, &QWEN2, system, CACHED[0])?.seconds;
         }
-        let mut foresight = Vec::new();
+        let mut gate_accuracy = Vec::new();
         for part in [0.0, 0.25, 0.5, 0.75, 1.0, 1.25] {
             let of = |system: &System| -> Result<f64> {
                 let case = bench.case(&A6000, &QWEN2, system, CACHED[0], 1);
-                let foresight = FORESIGHT.map(|f| f * part);
-                Ok(ablation[1][0] / Case { foresight, ..case }.decode(bench.size.lead)?.seconds)
+                let gate_accuracy = GATE_ACCURACY.map(|f| f * part);
+                Ok(ablation[1][0] / Case { gate_accuracy, ..case }.decode(bench.size.warmup)?.seconds)
             };
-            foresight.push((part, [of(&ABLATION[2])?, of(&HYBRIMOE)?]));
+            gate_accuracy.push((part, [of(&ABLATION[2])?, of(&HYBRIMOE)?]));
         }
         let free = Solver::Paper(Order::Free);
         let others: [(&str, [System; 2]); 3] = [
@@ -218,7 +218,7 @@ impl Report {
         for (name, systems) in others {
             variants.push((name, bench.rows(&systems)?.map(|r| over(&r, 0, 1))));
         }
-        Ok(Self { prefill, decode, ablation, hits: bench.hits()?, foresight, variants })
+        Ok(Self { prefill, decode, ablation, hits: bench.hits()?, gate_accuracy, variants })
     }
 
     /// Mean speedups over KTransformers of a system of [`SYSTEMS`]: prefill, decoding.

@@ -19,7 +19,7 @@ pub const RUN: &str = "tulu";
 
 /// Frequency with which a gate that is given the hidden state of one, two or three layers before names an expert that its layer then
 /// uses. Assumed: the paper prints none.
-pub const FORESIGHT: [f64; 3] = [0.8, 0.7, 0.6];
+pub const GATE_ACCURACY: [f64; 3] = [0.8, 0.7, 0.6];
 
 /// All experts of a model, each of one byte: shares of them are what counts.
 ///
@@ -62,13 +62,13 @@ pub fn loads(trace: &Trace, tokens: std::ops::Range<usize>, layer: usize) -> Vec
     loads
 }
 
-/// The loads that gates expect `ahead` layers before (from 1): each choice is right as often as [`FORESIGHT`] says, else it is any
+/// The loads that gates expect `ahead` layers before (from 1): each choice is right as often as [`GATE_ACCURACY`] says, else it is any
 /// other expert with a score.
 pub fn expected(
     trace: &Trace,
     tokens: std::ops::Range<usize>,
     layer: usize,
-    foresight: f64,
+    gate_accuracy: f64,
     random: &mut Random,
 ) -> Vec<u32> {
     let mut loads = vec![0; trace.experts().layers()[layer].experts];
@@ -77,7 +77,7 @@ pub fn expected(
         let others: Vec<u16> = step.ranked.iter().map(|r| r.0).filter(|e| !step.chosen.contains(e)).collect();
         let mut wrong = others;
         for &e in step.chosen {
-            let right = random.unit() < foresight || wrong.is_empty();
+            let right = random.unit() < gate_accuracy || wrong.is_empty();
             let e = if right { e } else { wrong.swap_remove(random.below(wrong.len())) };
             loads[usize::from(e)] += 1;
         }

@@ -1,4 +1,4 @@
-//! Layer after layer on three timelines, in virtual time, by the policies that a running plan would ask.
+//! Layer after layer on three timelines, in virtual time, by the policies that a running plan would use.
 //!
 //! A layer takes its dense part; then its router has spoken, and the experts are divided. Transfers that are under way go on
 //! after the layer; when the link is idle before the next layer begins, experts of the next layers are transferred into a
@@ -6,14 +6,14 @@
 
 use super::machine::Machine;
 use super::models::Model;
-use super::routing::{FORESIGHT, expected, loads};
+use super::routing::{GATE_ACCURACY, expected, loads};
 use super::systems::{Keeps, System};
 use crate::random::Random;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting};
 use moec_runtime::schedule::cached::prefetch::{Outlook, Prefetch, plan};
-use moec_runtime::schedule::timelines::{Divider, Free, Task};
-use moec_runtime::schedule::{Solver, Unit};
+use moec_runtime::schedule::timelines::{Free, Task, TimelineScheduler};
+use moec_runtime::schedule::{ExpertUnit, Solver};
 use moec_sim::cache::{Trace, uses};
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub struct Case<'a> {
     /// Share of a layer's experts that the GPU has room for.
     pub cached: f64,
     /// Frequency with which expectations are right, by layers ahead.
-    pub foresight: [f64; 3],
+    pub gate_accuracy: [f64; 3],
     /// Routing that placement is chosen by.
     pub seen: &'a Trace,
     /// Routing that is run.
@@ -48,7 +48,7 @@ pub struct Outcome {
 }
 
 impl<'a> Case<'a> {
-    /// With the foresight that is assumed.
+    /// With the assumed accuracy of gates.
     pub fn new(
         machine: &'a Machine,
         model: &'a Model,
@@ -56,7 +56,7 @@ impl<'a> Case<'a> {
         cached: f64,
         [seen, trace]: [&'a Trace; 2],
     ) -> Self {
-        Self { machine, model, system, cached, foresight: FORESIGHT, seen, trace }
+        Self { machine, model, system, cached, gate_accuracy: GATE_ACCURACY, seen, trace }
     }
 
     /// Time to the first token of a prompt of so many tokens.
@@ -69,24 +69,24 @@ impl<'a> Case<'a> {
         Ok(state.outcome(1))
     }
 
-    /// Time of a token, the mean of all after the first `lead`.
+    /// Time of a token, the mean of all after the first `warmup`.
     ///
     /// # Errors
     /// As [`Case::prefill`].
-    pub fn decode(&self, lead: usize) -> Result<Outcome> {
+    pub fn decode(&self, warmup: usize) -> Result<Outcome> {
         let mut state = State::new(self, self.system.decode, false)?;
         for token in 0..self.trace.tokens() {
-            if token == lead {
+            if token == warmup {
                 state.forget();
             }
             state.pass(token..token + 1)?;
         }
-        Ok(state.outcome(self.trace.tokens() - lead))
+        Ok(state.outcome(self.trace.tokens() - warmup))
     }
 }
 
 /// Experts that the GPU holds.
-enum Held {
+enum GpuExperts {
     Fixed(Vec<Vec<bool>>),
     Cache(Box<Cache>),
 }
@@ -94,8 +94,8 @@ enum Held {
 struct State<'a> {
     case: &'a Case<'a>,
     policy: Solver,
-    divider: Divider,
-    held: Held,
+    scheduler: TimelineScheduler,
+    held: GpuExperts,
     /// Experts in the buffer, with when they are there.
     coming: Vec<(Key, f64)>,
     random: Random,
@@ -127,25 +127,25 @@ impl<'a> State<'a> {
         let held = match case.system.keeps {
             // A prompt is one pass: no layer comes twice, and what was popular before is there.
             Keeps::Token | Keeps::Popular | Keeps::Classes | Keeps::Local => {
-                Held::Fixed((0..layers).map(popular).collect())
+                GpuExperts::Fixed((0..layers).map(popular).collect())
             }
             Keeps::Layers => {
                 let on = (layers as f64 * case.cached).round() as usize;
-                Held::Fixed((0..layers).map(|l| vec![l < on; experts]).collect())
+                GpuExperts::Fixed((0..layers).map(|l| vec![l < on; experts]).collect())
             }
-            Keeps::Cache(_) if prompt => Held::Fixed((0..layers).map(popular).collect()),
+            Keeps::Cache(_) if prompt => GpuExperts::Fixed((0..layers).map(popular).collect()),
             Keeps::Cache(setting) => {
                 let setting: Setting = setting.parse().map_err(wrong)?;
                 let mut cache = Cache::new(case.seen.experts(), (slots * layers) as u64, &setting);
                 cache.warm(&counts, |_| ());
-                Held::Cache(Box::new(cache))
+                GpuExperts::Cache(Box::new(cache))
             }
         };
-        let divider = Divider::new(costs).map_err(wrong)?;
+        let scheduler = TimelineScheduler::new(costs).map_err(wrong)?;
         Ok(Self {
             case,
             policy,
-            divider,
+            scheduler,
             held,
             coming: Vec::new(),
             random: Random::new(1),
@@ -172,8 +172,8 @@ impl<'a> State<'a> {
 
     fn is_held(&self, layer: usize, expert: u16) -> bool {
         match &self.held {
-            Held::Fixed(of) => of[layer][usize::from(expert)],
-            Held::Cache(cache) => cache.contains(key(layer, expert)),
+            GpuExperts::Fixed(of) => of[layer][usize::from(expert)],
+            GpuExperts::Cache(cache) => cache.contains(key(layer, expert)),
         }
     }
 
@@ -210,18 +210,18 @@ impl<'a> State<'a> {
         let tasks = self.tasks(&loads, layer, now);
         let link = (self.link - now).max(0.0);
         let free = Free { link, ..Free::default() };
-        let schedule = self.divider.schedule(self.policy, &tasks, free).map_err(wrong)?;
+        let schedule = self.scheduler.schedule(self.policy, &tasks, free).map_err(wrong)?;
         let makespan = schedule.makespan;
         self.link = now + schedule.done.link.max(link);
         self.busy[2] += schedule.done.link - link;
         for r in &schedule.runs {
-            self.busy[usize::from(r.unit == Unit::Cpu)] += r.end - r.start;
+            self.busy[usize::from(r.unit == ExpertUnit::Cpu)] += r.end - r.start;
         }
         // Experts that the CPU computed, though the GPU had not held it, may follow.
         let missed: Vec<u16> = schedule
             .runs
             .iter()
-            .filter(|r| r.unit == Unit::Cpu && tasks[r.task].held.is_none())
+            .filter(|r| r.unit == ExpertUnit::Cpu && tasks[r.task].held.is_none())
             .map(|r| r.expert)
             .collect();
         for t in &tasks {
@@ -239,19 +239,20 @@ impl<'a> State<'a> {
     /// Transfers experts of the next layers.
     fn ahead(&mut self, layer: usize, tokens: Range<usize>, now: f64, each: f64) {
         let model = self.case.model;
-        let depth = self.case.system.foresees.gates().min(model.layers - 1 - layer);
+        let depth = self.case.system.prediction.gates().min(model.layers - 1 - layer);
         let mut layers = Vec::new();
         for ahead in 1..=depth {
-            let foresight = self.case.foresight[ahead - 1];
-            let loads = expected(self.case.trace, tokens.clone(), layer + ahead, foresight, &mut self.random);
+            let gate_accuracy = self.case.gate_accuracy[ahead - 1];
+            let loads =
+                expected(self.case.trace, tokens.clone(), layer + ahead, gate_accuracy, &mut self.random);
             let start = each * ahead as f64;
             let tasks = self.tasks(&loads, layer + ahead, now + start);
             // Of a prompt the number of tokens is what is uncertain, not whether there are any.
-            let probability = tasks.iter().map(|t| if t.load > 1 { 1.0 } else { foresight }).collect();
+            let probability = tasks.iter().map(|t| if t.load > 1 { 1.0 } else { gate_accuracy }).collect();
             layers.push(Outlook { start, tasks, probability });
         }
         let (mut out, busy): (Vec<Prefetch>, f64) = (Vec::new(), (self.link - now).max(0.0));
-        plan(&mut self.divider, self.policy, &mut layers, busy, &mut out);
+        plan(&mut self.scheduler, self.policy, &mut layers, busy, &mut out);
         for p in out {
             self.coming.push((key(layer + p.ahead, p.expert), now + p.there));
             self.busy[2] += now + p.there - self.link.max(now);
@@ -268,8 +269,8 @@ impl<'a> State<'a> {
         missed: &[u16],
         end: f64,
     ) -> Result<()> {
-        let way = self.divider.costs().bring_us;
-        let Held::Cache(cache) = &mut self.held else { return Ok(()) };
+        let way = self.scheduler.costs().bring_us;
+        let GpuExperts::Cache(cache) = &mut self.held else { return Ok(()) };
         let last = tokens.end - 1;
         let ranked = self.case.trace.step(last, layer).ranked;
         let mut chosen: Vec<u16> = tasks.iter().map(|t| t.expert).filter(|e| !missed.contains(e)).collect();

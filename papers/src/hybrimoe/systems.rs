@@ -1,7 +1,7 @@
 //! Additions to the baseline, as rows of one simulator. The systems themselves are in [`moec_sim::systems`].
 
-use moec_runtime::schedule::{Foresees, Order, Solver};
 pub use moec_runtime::schedule::{Keeps, System};
+use moec_runtime::schedule::{Order, Prediction, Solver};
 pub use moec_sim::systems::{
     ADAPMOE, CACHED as SYSTEMS, FIDDLER, HYBRIMOE, KTRANSFORMERS, LLAMA_CPP, LRU, MOEC, MRS, MRS_BYPASS,
 };
@@ -14,7 +14,7 @@ pub const BASELINE: usize = 3;
 pub const ABLATION: [System; 5] = [
     System { name: "Baseline", ..KTRANSFORMERS },
     System { name: "Baseline+Scheduling", prefill: PAPER, decode: PAPER, ..KTRANSFORMERS },
-    System { name: "Baseline+Prefetching", foresees: Foresees::Gates(3), ..KTRANSFORMERS },
+    System { name: "Baseline+Prefetching", prediction: Prediction::Gates(3), ..KTRANSFORMERS },
     System { name: "Baseline+Caching", keeps: Keeps::Cache(MRS), ..KTRANSFORMERS },
     System { name: "All", ..HYBRIMOE },
 ];

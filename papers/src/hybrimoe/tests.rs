@@ -55,20 +55,20 @@ fn the_device_file_says_the_same() {
 #[test]
 fn gates_are_right_as_often_as_is_said() {
     let trace = trace(&Recorded::every().expect("counts"), RUN, &QWEN2, 200, 1).expect("a trace");
-    for foresight in [0.0, 0.5, 1.0] {
+    for gate_accuracy in [0.0, 0.5, 1.0] {
         let mut random = Random::new(3);
         let (mut right, mut all) = (0, 0);
         for token in 0..200 {
             let [was, said] = [
                 loads(&trace, token..token + 1, 4),
-                expected(&trace, token..token + 1, 4, foresight, &mut random),
+                expected(&trace, token..token + 1, 4, gate_accuracy, &mut random),
             ];
             assert_eq!(said.iter().sum::<u32>() as usize, QWEN2.k);
             right += was.iter().zip(&said).filter(|(a, b)| **a > 0 && **b > 0).count();
             all += QWEN2.k;
         }
         let share = right as f64 / all as f64;
-        assert!((share - foresight).abs() < 0.05, "{foresight}: {share}");
+        assert!((share - gate_accuracy).abs() < 0.05, "{gate_accuracy}: {share}");
     }
     assert_ne!(SEEN, RUN);
 }
@@ -124,7 +124,7 @@ fn speedups_are_near_the_papers() {
     let decode = CLAIMS.find("decoding").expect("a claim");
     assert!(decode.paper.error(decode.ours).abs() < 0.15, "{decode:?}");
     // Better gates make it faster, useless ones hardly slower than none.
-    let gates: Vec<[f64; 2]> = REPORT.foresight.iter().map(|f| f.1).collect();
+    let gates: Vec<[f64; 2]> = REPORT.gate_accuracy.iter().map(|f| f.1).collect();
     let last = gates[gates.len() - 1];
     assert!(gates[0][0] > 0.95 && last[0] > gates[0][0] * 1.3 && last[1] > gates[0][1] * 1.1, "{gates:?}");
     assert_eq!(HYBRIMOE.name, SYSTEMS[BASELINE + 1].name);

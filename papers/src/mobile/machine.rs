@@ -48,7 +48,7 @@ impl Machine {
         }
     }
 
-    /// Costs of an expert with one token. More than one token is not asked for.
+    /// Costs of an expert with one token. More than one token is not requested.
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.

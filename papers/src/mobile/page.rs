@@ -3,7 +3,7 @@
 use super::machine::{OVERHEAD_US, TARGET};
 use super::models::PERSISTENCE;
 use super::paper::{TABLE_3, TABLE_4};
-use super::report::{FORESIGHT, Report, Row};
+use super::report::{GATE_ACCURACY, Report, Row};
 use super::systems::{FULL, MOBILE, MOEC, MOEC_FULL, SYSTEMS, at};
 use crate::claim::{CLOSE, Claim, Claims, digits};
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ pub fn page(claims: &Claims, report: &Report) -> String {
         times(claims, report),
         thresholds(claims, report),
         sizes(report),
-        with_processor(report),
+        with_cpu(report),
         accuracy(),
     ]
     .concat()
@@ -121,9 +121,9 @@ fn times(claims: &Claims, report: &Report) -> String {
         .collect();
     let _ = write!(
         out,
-        "\n*Of equation 1*: `T / (T_l + r T_b)` with the times of MoBiLE's passes as they came out. Where the second pass asks its own routers, as\n\
-         moec's does to be exact, and {:.0} % of what it asks for was named, MoBiLE's four rows are {} (in brackets the paper's).\n\n",
-        FORESIGHT * 100.0,
+        "\n*Of equation 1*: `T / (T_l + r T_b)` with the times of MoBiLE's passes as they came out. Where the second pass uses its own routers, as\n\
+         moec's does to be exact, and {:.0} % of what it requests was named, MoBiLE's four rows are {} (in brackets the paper's).\n\n",
+        GATE_ACCURACY * 100.0,
         checked.join(", "),
     );
     out
@@ -165,7 +165,7 @@ fn sizes(report: &Report) -> String {
     out + "\n"
 }
 
-fn with_processor(report: &Report) -> String {
+fn with_cpu(report: &Report) -> String {
     let of = |system| report.over(system, &FULL);
     format!(
         "## With the CPU\n\n\

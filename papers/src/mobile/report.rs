@@ -11,9 +11,9 @@ use crate::recorded::Recorded;
 use moec_base::{Error, Result};
 use moec_sim::cache::Trace;
 
-/// Frequency with which the little pass's routers name what the big pass asks for, where the big pass asks its own routers. "More than 80 %"
+/// Frequency with which the little pass's routers name what the big pass requests, where the big pass uses its own routers. "More than 80 %"
 /// (§III-B).
-pub const FORESIGHT: f64 = 0.8;
+pub const GATE_ACCURACY: f64 = 0.8;
 
 /// Size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Row {
     pub model: &'static str,
     /// Its task.
     pub task: &'static str,
-    /// Share of tokens that fall back, as asked for.
+    /// Share of tokens that fall back, as requested.
     pub fallback: f64,
     /// By system.
     pub outcomes: Vec<Outcome>,
@@ -62,7 +62,7 @@ pub struct Report {
     pub thresholds: Vec<Row>,
     /// Table IV: speedups of MoBiLE by the little model's experts.
     pub sizes: Vec<f64>,
-    /// Speedups of MoBiLE in the rows of Table II, where the big pass asks its own routers.
+    /// Speedups of MoBiLE in the rows of Table II, where the big pass uses its own routers.
     pub checked: Vec<f64>,
     /// By share of tokens that fall back, OLMoE.
     pub curve: Vec<Row>,
@@ -91,7 +91,7 @@ impl Bench {
             system,
             little: model.k / 2,
             fallback,
-            foresight: 1.0,
+            gate_accuracy: 1.0,
             trace: &self.traces[at],
         }
     }
@@ -123,7 +123,7 @@ impl Report {
         let checked = TABLE_2.iter().map(|&(of, _, r)| {
             let of = model(of)?;
             let full = bench.case(of, &FULL, 0.0).run()?.token;
-            Ok(full / Case { foresight: FORESIGHT, ..bench.case(of, &MOBILE, r) }.run()?.token)
+            Ok(full / Case { gate_accuracy: GATE_ACCURACY, ..bench.case(of, &MOBILE, r) }.run()?.token)
         });
         let curve = (0..=6).map(|i| bench.row(&OLMOE, "any", f64::from(i) * 0.1));
         Ok(Self {

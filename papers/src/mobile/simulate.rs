@@ -12,7 +12,7 @@ use crate::hybrimoe::models::Model;
 use crate::random::Random;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting};
-use moec_runtime::schedule::timelines::{Divider, Free, Task};
+use moec_runtime::schedule::timelines::{Free, Task, TimelineScheduler};
 use moec_sim::cache::Trace;
 use std::collections::HashMap;
 
@@ -31,9 +31,9 @@ pub struct Case<'a> {
     pub little: usize,
     /// Share of tokens that are decoded again with all experts.
     pub fallback: f64,
-    /// Frequency with which the experts that the little pass's routers named are those that the big pass asks for. 1: they are taken as they are,
+    /// Frequency with which the experts that the little pass's routers named are those that the big pass requests. 1: they are taken as they are,
     /// as in the paper.
-    pub foresight: f64,
+    pub gate_accuracy: f64,
     /// Routing.
     pub trace: &'a Trace,
 }
@@ -53,7 +53,7 @@ pub struct Outcome {
 
 struct State<'a> {
     case: &'a Case<'a>,
-    divider: Divider,
+    scheduler: TimelineScheduler,
     cache: Option<Cache>,
     /// Times when experts of this token are on the GPU.
     there: HashMap<Key, f64>,
@@ -96,7 +96,7 @@ impl Case<'_> {
 
 impl<'a> State<'a> {
     fn new(case: &'a Case<'a>) -> Result<Self> {
-        let divider = Divider::new(case.machine.costs(case.model)?).map_err(wrong)?;
+        let scheduler = TimelineScheduler::new(case.machine.costs(case.model)?).map_err(wrong)?;
         let room = (case.model.k * case.model.layers) as u64;
         let cache = match case.system.cache() {
             None => None,
@@ -105,7 +105,15 @@ impl<'a> State<'a> {
                 Some(Cache::new(case.trace.experts(), room, &setting))
             }
         };
-        Ok(Self { case, divider, cache, there: HashMap::new(), random: Random::new(17), now: 0.0, link: 0.0 })
+        Ok(Self {
+            case,
+            scheduler,
+            cache,
+            there: HashMap::new(),
+            random: Random::new(17),
+            now: 0.0,
+            link: 0.0,
+        })
     }
 
     /// The experts that a layer is first to compute, those with the largest scores first.
@@ -122,7 +130,7 @@ impl<'a> State<'a> {
         if self.there.contains_key(&key) || self.cache.as_ref().is_some_and(|c| c.contains(key)) {
             return;
         }
-        self.link = self.link.max(self.now) + self.divider.costs().bring_us;
+        self.link = self.link.max(self.now) + self.scheduler.costs().bring_us;
         self.there.insert(key, self.link);
     }
 
@@ -131,11 +139,11 @@ impl<'a> State<'a> {
         let little = self.case.little;
         for layer in 0..self.case.model.layers {
             for (i, e) in self.experts(token, layer, self.case.model.k).into_iter().enumerate() {
-                // What the little pass computed is there. Of the others some are not those that will be asked for.
-                if i < little || self.random.unit() < self.case.foresight {
+                // What the little pass computed is there. Of the others some are not those that will be requested.
+                if i < little || self.random.unit() < self.case.gate_accuracy {
                     self.fetch(key(layer, e));
                 } else {
-                    self.link = self.link.max(self.now) + self.divider.costs().bring_us;
+                    self.link = self.link.max(self.now) + self.scheduler.costs().bring_us;
                 }
             }
         }
@@ -152,7 +160,7 @@ impl<'a> State<'a> {
                 .collect();
             let waits = (self.link - self.now).max(0.0);
             let free = Free { link: waits, ..Free::default() };
-            let schedule = self.divider.schedule(system.row.decode, &tasks, free).map_err(wrong)?;
+            let schedule = self.scheduler.schedule(system.row.decode, &tasks, free).map_err(wrong)?;
             let (makespan, done) = (schedule.makespan, schedule.done.link.max(waits));
             let came: Vec<(u16, f64)> =
                 schedule.runs.iter().filter_map(|r| Some((r.expert, r.transfer?.1))).collect();
@@ -162,7 +170,7 @@ impl<'a> State<'a> {
             for &(expert, at) in &came {
                 self.there.insert(key(layer, expert), self.now + at);
             }
-            if system.row.foresees.gates() > 0 && layer + 1 < model.layers {
+            if system.row.prediction.gates() > 0 && layer + 1 < model.layers {
                 for expert in self.experts(token, layer + 1, k) {
                     self.fetch(key(layer + 1, expert));
                 }
@@ -182,7 +190,7 @@ impl<'a> State<'a> {
         self.there.get(&key).map(|at| (at - self.now).max(0.0))
     }
 
-    /// Tells the cache which experts of a layer were on the GPU.
+    /// Notifies the cache which experts of a layer were on the GPU.
     fn keep(&mut self, token: usize, layer: usize, experts: &[u16]) -> Result<()> {
         let there = &self.there;
         let Some(cache) = &mut self.cache else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! The systems, as rows of one simulator.
 
-use moec_runtime::schedule::{self, Foresees, Keeps};
+use moec_runtime::schedule::{self, Keeps, Prediction};
 use moec_sim::systems;
 
 /// A system: a row of the table of systems.
@@ -32,7 +32,7 @@ pub const MOBILE_GATES: System = System { name: "MoBiLE with gates", little: tru
 /// moec's schedule and cache, with all experts: the CPU computes, too.
 pub const MOEC_FULL: System = System {
     name: "moec, all experts",
-    row: schedule::System { foresees: Foresees::Nothing, ..systems::MOEC },
+    row: schedule::System { prediction: Prediction::Nothing, ..systems::MOEC },
     little: false,
 };
 /// The same, with fewer experts first.

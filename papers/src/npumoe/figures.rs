@@ -101,7 +101,8 @@ fn graphs(out: &mut Quantities, units: &Units<'_>, watts: &Watts) -> Result<()> 
         }
     }
     for rows in [32_u32, 64, 128, 256] {
-        let us = |u: &moec_device::Unit| u.matmul_us(f64::from(rows), size.weights as f64).unwrap_or(0.0);
+        let us =
+            |u: &moec_device::DeviceUnit| u.matmul_us(f64::from(rows), size.weights as f64).unwrap_or(0.0);
         out.put(format!("NPU over CPU at {rows} rows"), us(units.cpu) / us(units.npu));
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! Neurons that a token asks for.
+//! Neurons that a token requests.
 //!
-//! Two assumptions. *How often*: the share of tokens that ask for a neuron falls as a power of its rank in its layer, up to all
+//! Two assumptions. *How often*: the share of tokens that request a neuron falls as a power of its rank in its layer, up to all
 //! of them. The exponent is found from the two shares of §2.2, the factor from the model's activated parameters. *When*: a
-//! neuron keeps its state from token to token, but for those that ask anew. How many do is drawn for each token, the same in all
+//! neuron keeps its state from token to token, but for those that are drawn anew. How many do is drawn for each token, the same in all
 //! layers, from a lognormal distribution: its mean is found from a rate of hits, its deviation from a 99th percentile.
 //!
 //! Experts are drawn evenly, for every token anew.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The exponent. §2.2: under 1 % of the neurons are white in Figure 2 at one token, 75 % at 32.
 pub const EXPONENT: f64 = 0.364;
-/// White: a neuron that is asked for this often.
+/// White: a neuron that is requested this often.
 pub const WHITE: f64 = 0.999;
 /// Deviation of the logarithm of the novelty of a token. §7.2.4: a mean of 3.5 % of misses, 18.9 % at the 99th percentile.
 pub const SPREAD: f64 = 1.5;
@@ -31,14 +31,14 @@ pub fn popularity(active: f64, neurons: usize) -> Vec<f64> {
     ranks.iter().map(|r| (high * r).min(1.0)).collect()
 }
 
-/// Neurons of a range of ranks that at least one of `batch` tokens asks for, and how often all tokens do: expected numbers.
+/// Neurons of a range of ranks that at least one of `batch` tokens requests, and how often all tokens do: expected numbers.
 pub fn expected(popularity: &[f64], range: Range<usize>, batch: usize) -> (f64, f64) {
     let of = &popularity[range];
     let union = of.iter().map(|p| 1.0 - (1.0 - p).powi(batch as i32)).sum();
     (union, of.iter().sum::<f64>() * batch as f64)
 }
 
-/// Neurons of one expert of one layer that a token asks for.
+/// Neurons of one expert of one layer that a token requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {
     /// Expert.
@@ -47,7 +47,7 @@ pub struct Routed {
     pub neurons: Vec<(u32, bool)>,
 }
 
-/// Asked for, and active.
+/// Requested, and active.
 const ASKED: u8 = 1;
 const ACTIVE: u8 = 2;
 
@@ -77,7 +77,7 @@ impl Activity {
         &self.popularity
     }
 
-    /// Neurons that the next token asks for, by layer.
+    /// Neurons that the next token requests, by layer.
     pub fn token(&mut self) -> Vec<Vec<Routed>> {
         let off = SPREAD * self.random.normal() - SPREAD * SPREAD / 2.0;
         let novelty = (self.model.novelty * off.exp()).clamp(1e-9, 1.0);
@@ -87,7 +87,7 @@ impl Activity {
     fn layer(&mut self, layer: usize, novelty: f64) -> Vec<Routed> {
         let Self { random, model, popularity, layers, .. } = self;
         let states = &mut layers[layer];
-        // The distance to the next neuron that asks anew is geometric.
+        // The distance to the next neuron that is drawn anew is geometric.
         let step = |random: &mut Random| {
             let skipped = (1.0 - random.unit()).ln() / (1.0 - novelty).max(1e-300).ln();
             1 + skipped.min(1e9) as usize
@@ -104,12 +104,12 @@ impl Activity {
                 experts.push(expert);
             }
         }
-        let asked = |&expert: &u32| {
+        let requested = |&expert: &u32| {
             let of = &states[expert as usize * model.inner..][..model.inner];
-            let asked = of.iter().enumerate().filter(|s| *s.1 & ASKED != 0);
-            Routed { expert, neurons: asked.map(|(n, s)| (n as u32, s & ACTIVE != 0)).collect() }
+            let requested = of.iter().enumerate().filter(|s| *s.1 & ASKED != 0);
+            Routed { expert, neurons: requested.map(|(n, s)| (n as u32, s & ACTIVE != 0)).collect() }
         };
-        experts.iter().map(asked).collect()
+        experts.iter().map(requested).collect()
     }
 }
 
@@ -141,16 +141,16 @@ mod tests {
     #[test]
     fn tokens_ask_as_often_as_said_and_keep_what_they_had() {
         let mut of = Activity::new(&MIXTRAL, 1, 3);
-        let (mut asked, mut active) = (0, 0);
+        let (mut requested, mut active) = (0, 0);
         for _ in 0..20 {
             let [layer] = &of.token()[..] else { panic!("one layer") };
             assert!(layer.len() == 2 && layer[0].expert != layer[1].expert);
-            asked += layer.iter().map(|r| r.neurons.len()).sum::<usize>();
+            requested += layer.iter().map(|r| r.neurons.len()).sum::<usize>();
             active += layer.iter().flat_map(|r| &r.neurons).filter(|n| n.1).count();
         }
-        let share = asked as f64 / (40 * MIXTRAL.inner) as f64;
+        let share = requested as f64 / (40 * MIXTRAL.inner) as f64;
         assert!((share / MIXTRAL.active - 1.0).abs() < 0.05, "{share}");
-        assert!((active as f64 / asked as f64 - TOGETHER).abs() < 0.02);
+        assert!((active as f64 / requested as f64 - TOGETHER).abs() < 0.02);
         let mut of = Activity::new(&BAMBOO, 1, 3);
         let [a, b] = [0, 1].map(|_| of.token().remove(0).remove(0).neurons);
         let again = b.iter().filter(|n| a.binary_search_by_key(&n.0, |m| m.0).is_ok()).count();

@@ -7,7 +7,7 @@ use moec_sim::neurons::{NeuronError, Next, Order, Pipeline, Stage, Task};
 /// Neurons that go through the stages together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Group {
-    /// By [`Stage`]: bytes that a core reads of memory, seconds of flash. 0: the stage is not needed.
+    /// By [`Stage`]: bytes that a core reads of memory, seconds of UFS. 0: the stage is not needed.
     pub stages: [f64; 5],
 }
 
@@ -17,7 +17,7 @@ impl Group {
         behind.find(|&s| self.stages[s as usize] > 0.0).map_or(Next::End, Next::Stage)
     }
 
-    /// Seconds of flash.
+    /// Seconds of UFS.
     pub fn reads(&self) -> f64 {
         Stage::ALL.into_iter().filter(|s| s.reads()).map(|s| self.stages[s as usize]).sum()
     }
@@ -48,9 +48,9 @@ pub struct Block {
 pub struct Times {
     /// All of it.
     pub all: f64,
-    /// No unit computed, and flash was read.
+    /// No unit computed, and UFS was read.
     pub exposed: f64,
-    /// Flash was read.
+    /// UFS was read.
     pub reading: f64,
     /// A core computed, and the NPU did not.
     pub cpu: f64,
@@ -88,7 +88,7 @@ impl Times {
 
 impl Block {
     /// Runs it. `workers` are the cores that compute, by their part of the CPU's rate; without an order nothing is computed
-    /// while flash is read.
+    /// while UFS is read.
     ///
     /// # Errors
     /// [`NeuronError::Pipeline`] for no workers.
@@ -227,7 +227,7 @@ mod tests {
             Block { npu: 0.0, density: 1.0, groups: vec![group(0.0, 0.0, 4.0), group(0.0, 1.0, 1.0)] };
         let run = |order| block.run(&MEMORY, &[0.5, 0.5], order).expect("times");
         let (alone, overlapped) = (run(None), run(Some(Order::Cluster)));
-        // Eight bytes one after the other at two a second, and two seconds of flash.
+        // Eight bytes one after the other at two a second, and two seconds of UFS.
         assert!((alone.all - 6.0).abs() < 1e-9 && (alone.exposed - 2.0).abs() < 1e-9, "{alone:?}");
         assert!((overlapped.reading - 2.0).abs() < 1e-9 && overlapped.exposed == 0.0, "{overlapped:?}");
         assert!((overlapped.all - 4.0).abs() < 1e-9);

@@ -31,19 +31,19 @@ fn workload(all: &mut Quantities, phone: &Phone, report: &Report) {
         all.put(format!("active/{batch}"), white / of.len() as f64);
     }
     all.put("active/128", 100.0 * report.active_128);
-    let flash = &phone.flash;
-    let random = flash.random_seconds(4096, 128e6, Cluster::Big);
-    all.put("sequential", flash.sequential.rate(LONG) * random / 4096.0);
+    let ufs = &phone.ufs;
+    let random = ufs.random_seconds(4096, 128e6, Cluster::Big);
+    all.put("sequential", ufs.sequential.rate(LONG) * random / 4096.0);
     all.put("cached", fits(&MIXTRAL, 7.0));
     all.put("saved", 0.5 * BAMBOO.feed_forward() * GROUPED * 1e-9);
 }
 
 /// Figures 7, 10 and 11, Tables 2 and 4 to 6.
 fn decode(all: &mut Quantities, report: &Report) {
-    let flash = |d: &Decode| d.powerinfer2.speed / d.llmflash.speed;
+    let ufs = |d: &Decode| d.powerinfer2.speed / d.llmflash.speed;
     let llama = |d: &Decode| d.powerinfer2.speed / d.llama;
     for phone in ["OnePlus 12", "OnePlus Ace 2"] {
-        for (system, over) in [("LLMFlash", &flash as &dyn Fn(&Decode) -> f64), ("llama.cpp", &llama)] {
+        for (system, over) in [("LLMFlash", &ufs as &dyn Fn(&Decode) -> f64), ("llama.cpp", &llama)] {
             let each: Vec<f64> = report.decode.iter().filter(|d| d.phone == phone).map(over).collect();
             all.put(format!("{phone}/{system}/mean"), each.iter().sum::<f64>() / each.len().max(1) as f64);
             all.put(format!("{phone}/{system}/most"), most(each));
@@ -56,7 +56,7 @@ fn decode(all: &mut Quantities, report: &Report) {
         all.put(format!("misses/{}/P99", row.model), row.powerinfer2.misses_p99);
         all.put(format!("decode/{}/PowerInfer-2", row.model), row.powerinfer2.speed);
         all.put(format!("decode/{}/LLMFlash", row.model), row.llmflash.speed);
-        all.put(format!("decode/{}/speedup", row.model), flash(row));
+        all.put(format!("decode/{}/speedup", row.model), ufs(row));
         for (which, ms) in LATENCIES.into_iter().zip(row.powerinfer2.latency) {
             all.put(format!("latency/{}/{which}", row.model), ms);
         }

@@ -1,4 +1,4 @@
-//! Decoding in virtual time, token by token: who asks for which neurons, what memory holds of them, who computes.
+//! Decoding in virtual time, token by token: who requests which neurons, what memory holds of them, who computes.
 
 use super::activity::{Activity, Routed};
 use super::block::{Block, Group, Times};
@@ -6,7 +6,7 @@ use super::dense::{BLOCK, CLUSTER, Dense, LONG, PAGED, bundle, hot_neurons};
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR};
 use super::phone::{Cluster, Phone};
 use super::systems::{Reads, System};
-use moec_runtime::offload::neurons::{Found, Part, Regions, Segmented, Shape};
+use moec_runtime::offload::neurons::{CacheLookup, Part, Regions, Segmented, Shape};
 use moec_sim::neurons::{NeuronError, Stage};
 
 /// Size of a simulation. Layers are alike, so that some stand for all.
@@ -15,19 +15,19 @@ pub struct Size {
     /// Layers.
     pub layers: usize,
     /// Tokens that come before those that count.
-    pub lead: usize,
+    pub warmup: usize,
     /// Tokens that count.
     pub tokens: usize,
 }
 
 impl Size {
     /// Size that the page is written from.
-    pub const FULL: Self = Self { layers: 2, lead: 150, tokens: 1024 };
+    pub const FULL: Self = Self { layers: 2, warmup: 150, tokens: 1024 };
     /// For a test.
-    pub const QUICK: Self = Self { layers: 1, lead: 40, tokens: 30 };
+    pub const QUICK: Self = Self { layers: 1, warmup: 40, tokens: 30 };
 }
 
-/// A run with weights on flash, one sequence.
+/// A run with weights on UFS, one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The phone.
@@ -51,11 +51,11 @@ pub struct Case<'a> {
 pub struct Outcome {
     /// Seconds of each token.
     pub tokens: Vec<f64>,
-    /// Part of the neurons that each token asked for which had to be read.
+    /// Part of the neurons that each token requested which had to be read.
     pub misses: Vec<f64>,
     /// All tokens together.
     pub times: Times,
-    /// Bytes of flash for a token.
+    /// Bytes of UFS for a token.
     pub bytes: f64,
 }
 
@@ -65,7 +65,7 @@ impl Outcome {
         1.0 / mean(&self.tokens)
     }
 
-    /// Part of the time in which no unit computes, and flash is read.
+    /// Part of the time in which no unit computes, and UFS is read.
     pub fn io_share(&self) -> f64 {
         self.times.exposed / self.times.all
     }
@@ -114,8 +114,8 @@ impl Case<'_> {
         };
         let scale = self.model.layers as f64 / self.size.layers as f64;
         let mut out = Outcome::default();
-        for token in 0..self.size.lead + self.size.tokens {
-            let (mut times, mut asked, mut missed, mut bytes) = (Times::default(), 0, 0, 0.0);
+        for token in 0..self.size.warmup + self.size.tokens {
+            let (mut times, mut requested, mut missed, mut bytes) = (Times::default(), 0, 0, 0.0);
             for (layer, routed) in activity.token().iter().enumerate() {
                 cache.begin();
                 let attention = dense.attention();
@@ -126,22 +126,22 @@ impl Case<'_> {
                     let matrix = (layer * self.model.experts) as u32 + of.expert;
                     hot += self.hot_clusters(matrix, &mut cache)?;
                     let read = self.groups(matrix, of, &costs, &mut cache, &mut block.groups)?;
-                    asked += read.asked;
+                    requested += read.requested;
                     missed += read.missed;
                     bytes += read.bytes;
                 }
                 bytes += hot;
                 // Hot neurons that are missing come while attention is computed (§4.4).
-                let seconds = self.phone.flash.sequential_seconds(hot, LONG);
+                let seconds = self.phone.ufs.sequential_seconds(hot, LONG);
                 let late = (seconds - attention.all).max(0.0);
                 times += Times { all: late, exposed: late, reading: seconds, ..Times::default() };
                 times += block.run(&dense.memory, &workers, self.system.order)?;
             }
             let mut all = times.times(scale);
             all += dense.head();
-            if token >= self.size.lead {
+            if token >= self.size.warmup {
                 out.tokens.push(all.all);
-                out.misses.push(f64::from(missed) / f64::from(asked).max(1.0));
+                out.misses.push(f64::from(missed) / f64::from(requested).max(1.0));
                 out.times += all;
                 out.bytes += bytes * scale / self.size.tokens as f64;
             }
@@ -158,15 +158,15 @@ impl Case<'_> {
     }
 
     fn costs(&self) -> Result<Costs, NeuronError> {
-        let (model, flash) = (self.model, &self.phone.flash);
+        let (model, ufs) = (self.model, &self.phone.ufs);
         let (core, contended) = match self.system.reader {
             Some(core) => (core, 1.0),
-            None => (Cluster::Mid, flash.contended),
+            None => (Cluster::Mid, ufs.contended),
         };
         // Reads of a layer are scattered over what a token is routed to.
-        let bundle = bundle(model, &flash.random)?;
+        let bundle = bundle(model, &ufs.random)?;
         let range = (model.k * model.inner) as f64 * bundle.stride() as f64;
-        let seconds = |bytes: u64, range: f64| flash.random_seconds(bytes, range, core) / contended;
+        let seconds = |bytes: u64, range: f64| ufs.random_seconds(bytes, range, core) / contended;
         let matrices = (self.size.layers * model.experts) as u32;
         let shape = |gate: u64, rest: u64| Shape {
             matrices,
@@ -224,12 +224,12 @@ impl Case<'_> {
         costs: &Costs,
         cache: &mut Segmented,
         groups: &mut Vec<Group>,
-    ) -> Result<Tally, NeuronError> {
+    ) -> Result<RequestCounters, NeuronError> {
         let row = self.model.hidden as f64 * GROUPED;
         let first = self.hot();
         let from = routed.neurons.partition_point(|n| (n.0 as usize) < first);
-        // Hot neurons are there, and count as asked for.
-        let mut out = Tally { asked: from as u32, ..Tally::default() };
+        // Hot neurons are there, and count as requested.
+        let mut out = RequestCounters { requested: from as u32, ..RequestCounters::default() };
         let cold = &routed.neurons[from..];
         let found = ask(matrix, cold, cache)?;
         let mut left = cold.iter().zip(&found).peekable();
@@ -243,8 +243,8 @@ impl Case<'_> {
                 let bundle = neuron / costs.of;
                 let came = missing && came_with.replace(bundle) == Some(bundle);
                 let seconds =
-                    |found: Found, seconds: f64| if found.read() > 0 && !came { seconds } else { 0.0 };
-                out.asked += 1;
+                    |found: CacheLookup, seconds: f64| if found.read() > 0 && !came { seconds } else { 0.0 };
+                out.requested += 1;
                 out.missed += u32::from(missing);
                 out.bytes +=
                     if came { 0.0 } else { (gate.read() * u64::from(costs.of) + rest.read()) as f64 };
@@ -266,12 +266,16 @@ impl Case<'_> {
     }
 }
 
-/// Asks for the cold neurons of a matrix: first for those that are there, so that none of them makes room for another.
-fn ask(matrix: u32, cold: &[(u32, bool)], cache: &mut Segmented) -> Result<Vec<[Found; 2]>, NeuronError> {
+/// Requests the cold neurons of a matrix: first for those that are there, so that none of them makes room for another.
+fn ask(
+    matrix: u32,
+    cold: &[(u32, bool)],
+    cache: &mut Segmented,
+) -> Result<Vec<[CacheLookup; 2]>, NeuronError> {
     let two = cache.shape().rest > 0;
     let part = |active: bool| if active && two { Part::Whole } else { Part::Gate };
     let there: Vec<bool> = cold.iter().map(|&(n, active)| cache.holds(matrix, n, part(active))).collect();
-    let mut found = vec![[Found::Cold; 2]; cold.len()];
+    let mut found = vec![[CacheLookup::Cold; 2]; cold.len()];
     for pass in [true, false] {
         let of = cold.iter().zip(&there).zip(&mut found).filter(|((_, there), _)| **there == pass);
         for ((&(neuron, active), _), found) in of {
@@ -286,8 +290,8 @@ fn ask(matrix: u32, cold: &[(u32, bool)], cache: &mut Segmented) -> Result<Vec<[
 
 /// Counts of requests to a cache.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    asked: u32,
+struct RequestCounters {
+    requested: u32,
     missed: u32,
     bytes: f64,
 }

@@ -3,16 +3,16 @@
 use super::block::Times;
 use super::models::{CHANNEL, GROUPED, Model, TOGETHER};
 use super::phone::{Memory, Phone};
-use moec_sim::neurons::{Bundle, NeuronError, RatesByBlock, RowFormat};
+use moec_sim::neurons::{Bundle, NeuronError, QuantFormat, RatesByBlock};
 
 /// Neurons of a cluster (§4.1.2: chunks of 512 rows).
 pub const CLUSTER: usize = 512;
-/// Bytes of a block of flash.
+/// Bytes of a block of UFS.
 pub const BLOCK: u64 = 4096;
 /// Bytes of a long read (§2.3.2).
 pub const LONG: u64 = 512 << 10;
 /// Factor by which units are slower on what a cache of neurons holds. The paper does not say why they do; found from the 404.6 tokens/s
-/// of §7.3, and used for all systems with weights on flash, while decoding, too.
+/// of §7.3, and used for all systems with weights on UFS, while decoding, too.
 pub const PAGED: f64 = 1.92;
 /// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
 pub const POSITIONS: f64 = 64.0 + 512.0;
@@ -71,7 +71,7 @@ impl Dense<'_> {
 /// # Errors
 /// Our bug: a width that is no whole number of groups.
 pub fn bundle(model: &Model, rates: &RatesByBlock) -> Result<Bundle, NeuronError> {
-    Bundle::choose(model.hidden as u64, RowFormat::Q4_PAPER, BLOCK, rates, TOGETHER)
+    Bundle::choose(model.hidden as u64, QuantFormat::Q4_PAPER, BLOCK, rates, TOGETHER)
 }
 
 /// Whole clusters of a matrix that are nearest to a share.

@@ -1,11 +1,11 @@
 //! The sections of the page after the table: one for each figure.
 
 use super::models::{BAMBOO, MIXTRAL, MODELS};
-use super::report::{CHAT, LATENCIES, Ran, Report};
+use super::report::{CHAT, LATENCIES, Report, SystemRun};
 use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
 
-fn ran(out: &mut String, name: &str, ran: &Ran) {
+fn ran(out: &mut String, name: &str, ran: &SystemRun) {
     let _ = write!(
         out,
         "| {name} | {} | {:.1} % | {:.1} % | {} | {:.1} % |",
@@ -21,8 +21,8 @@ pub(super) fn decode(report: &Report) -> String {
     let mut out = String::from(
         "## Decode speed (Figure 7, Tables 4 and 6)\n\n![Decode speed, OnePlus 12](powerinfer2/decode.svg)\n\n\
          ![Decode speed, OnePlus Ace 2](powerinfer2/decode-ace-2.svg)\n\n\
-         *Misses*: neurons asked for that were read, on average and for the worst token in 100. *I/O*: part of the time in which all units\n\
-         wait for flash.\n\n\
+         *Misses*: neurons requested that were read, on average and for the worst token in 100. *I/O*: part of the time in which all units\n\
+         wait for UFS.\n\n\
          | | tokens/s | misses | P99 | MB a token | I/O | hot |\n|---|---|---|---|---|---|---|\n",
     );
     for d in &report.decode {
@@ -48,12 +48,9 @@ pub(super) fn prefill(report: &Report) -> String {
          Tokens per second.\n\n| phone | model | prompt | PowerInfer-2 | QNN | llama.cpp | LLMFlash |\n|---|---|---|---|---|---|---|\n",
     );
     for p in &report.prefill {
-        let [ours, qnn, llama, flash] = p.speeds.map(digits);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} | {ours} | {qnn} | {llama} | {flash} |",
-            p.phone, p.model, p.tokens
-        );
+        let [ours, qnn, llama, ufs] = p.speeds.map(digits);
+        let _ =
+            writeln!(out, "| {} | {} | {} | {ours} | {qnn} | {llama} | {ufs} |", p.phone, p.model, p.tokens);
     }
     out.push_str("\n![A layer](powerinfer2/layer.svg)\n\n");
     for (name, layer) in &report.layers {
@@ -86,9 +83,9 @@ pub(super) fn memory(report: &Report) -> String {
         );
     }
     out.push_str(
-        "\nThe paper's speed grows with memory on a line; ours grows little once memory holds what tokens have asked for lately. Two things\n\
-         make hits: neurons that most tokens ask for, and tokens that ask for what the last one asked for. Figure 2 leaves little of the first\n\
-         (three quarters of the neurons have to be asked for by one of 32 tokens, nearly always), so that the printed hits have to come from\n\
+        "\nThe paper's speed grows with memory on a line; ours grows little once memory holds what tokens have requested lately. Two things\n\
+         make hits: neurons that most tokens request, and tokens that request what the last one requested. Figure 2 leaves little of the first\n\
+         (three quarters of the neurons have to be requested by one of 32 tokens, nearly always), so that the printed hits have to come from\n\
          the second, which takes less memory. A line would need more of the first.\n\n\
          ![Four draws](powerinfer2/tasks.svg)\n\nThe paper's four tasks differ in what they activate, and it does not say by how much: ours are four draws of one distribution.\n\n",
     );
@@ -136,7 +133,7 @@ pub(super) fn in_memory(report: &Report) -> String {
     let mut out = format!(
         "## In memory (Figures 12 and 13)\n\n![In memory](powerinfer2/in-memory.svg)\n\n\
          Bamboo-7B decodes {} tokens/s with PowerInfer-2, {} with llama.cpp, {} with MLC-LLM, {} with QNN. A prompt of 512 tokens takes\n\
-         {} tokens/s with PowerInfer-2 ({} with half on flash), {} with llama.cpp, {} with MLC-LLM.\n\n\
+         {} tokens/s with PowerInfer-2 ({} with half on UFS), {} with llama.cpp, {} with MLC-LLM.\n\n\
          ![Best of N](powerinfer2/best-of.svg)\n\n\
          | sequences | PowerInfer-2 | with the best share | PowerInfer-2-CPUOnly | QNN | over QNN | over CPUOnly |\n|---|---|---|---|---|---|---|\n",
         digits(ours),
@@ -203,15 +200,15 @@ pub(super) fn shares(report: &Report) -> String {
 
 pub(super) fn chosen(report: &Report) -> String {
     let mut out = String::from(
-        "With half of Bamboo-7B on flash, one sequence:\n\n| who chooses | hot | tokens/s |\n|---|---|---|\n",
+        "With half of Bamboo-7B on UFS, one sequence:\n\n| who chooses | hot | tokens/s |\n|---|---|---|\n",
     );
     for (who, hot, speed) in &report.chosen {
         let _ = writeln!(out, "| {who} | {:.0} % | {} |", hot * 100.0, digits(*speed));
     }
     out.push_str(
-        "\nWhat is read is what changes from token to token, and a cold region that is too small for what a token asks for loses nearly all of it.\n\
-         Frequencies say neither: the planner replays a trace, of other draws than those that are simulated. By sequences, with half on flash:\n\n\
-         | sequences | planned, all in memory | planned, half on flash | the paper |\n|---|---|---|---|\n",
+        "\nWhat is read is what changes from token to token, and a cold region that is too small for what a token requests loses nearly all of it.\n\
+         Frequencies say neither: the planner replays a trace, of other draws than those that are simulated. By sequences, with half on UFS:\n\n\
+         | sequences | planned, all in memory | planned, half on UFS | the paper |\n|---|---|---|---|\n",
     );
     for b in &report.batches {
         let paper = match b.sequences {
@@ -219,12 +216,12 @@ pub(super) fn chosen(report: &Report) -> String {
             4 => "about 70 %",
             _ => "",
         };
-        let (memory, flash) = (b.planned * 100.0, b.planned_on_flash * 100.0);
-        let _ = writeln!(out, "| {} | {memory:.0} % | {flash:.0} % | {paper} |", b.sequences);
+        let (memory, ufs) = (b.planned * 100.0, b.planned_on_ufs * 100.0);
+        let _ = writeln!(out, "| {} | {memory:.0} % | {ufs:.0} % | {paper} |", b.sequences);
     }
     out.push_str(
-        "\nThree sequences ask for more than half of the neurons: with half on flash every hot neuron that is not requested then takes the room\n\
-         of one that has to be read. The paper's shares say nothing of flash.\n\n",
+        "\nThree sequences request more than half of the neurons: with half on UFS every hot neuron that is not requested then takes the room\n\
+         of one that has to be read. The paper's shares say nothing of UFS.\n\n",
     );
     out
 }
@@ -240,7 +237,7 @@ pub(super) fn ablation(claims: &Claims, report: &Report) -> String {
         out.push('\n');
     }
     out.push_str(
-        "\n*Baseline* reads the three rows of every neuron asked for from their matrices, in all pages that they touch, and keeps nothing; *+Bundle*\n\
+        "\n*Baseline* reads the three rows of every neuron requested from their matrices, in all pages that they touch, and keeps nothing; *+Bundle*\n\
          reads the gate's half of the bundle and, of active ones, the other. The last row, which the paper does not have, is *+Pipeline* with\n\
          a barrier between matrices (Figure 6a). The printed steps and speeds do not go together: 1.1 · 2.82 is 3.1 and not 4.181, and\n\
          9.60 / 1.29 is 7.44. Between the two pipelines there is little: what reading takes here is less than what computing takes, and either\n\

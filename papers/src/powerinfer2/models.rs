@@ -1,5 +1,5 @@
 //! The five models of §7.1 by their shapes, as their configurations on Hugging Face have them, and how many of their neurons
-//! a token asks for.
+//! a token requests.
 
 /// Bytes of a weight in 4 bits, with a scale of 16 bits for 32 of them: what cores read of memory (§7.6, llama.cpp's groups).
 pub const GROUPED: f64 = 0.5 + 2.0 / 32.0;
@@ -29,9 +29,9 @@ pub struct Model {
     pub kv: usize,
     /// Tokens of the vocabulary.
     pub vocabulary: usize,
-    /// Part of its experts' neurons that a token asks for.
+    /// Part of its experts' neurons that a token requests.
     pub active: f64,
-    /// Part of the neurons that ask anew at a token, on average (see `activity`).
+    /// Part of the neurons that are drawn anew at a token, on average (see `activity`).
     pub novelty: f64,
 }
 

@@ -56,8 +56,8 @@ pub(super) fn machine(phone: &Phone) -> String {
         "## What is simulated\n\n\
          Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), who computes\n\
          what next (the pipeline of neuron clusters), how bundles lie and in how many reads they come, and how many neurons are hot is decided\n\
-         by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the NPU share the rate of one memory; flash is one queue, read\n\
-         by one core. A token asks for each neuron or not, as *Constants that were found* says.\n\n\
+         by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the NPU share the rate of one memory; UFS is one queue, read\n\
+         by one core. A token requests each neuron or not, as *Constants that were found* says.\n\n\
          | constant | value | from |\n|---|---|---|\n",
     );
     let memory = phone.memory;
@@ -68,20 +68,20 @@ pub(super) fn machine(phone: &Phone) -> String {
             "§2.3.1",
         ),
         (
-            "flash, one read after the other",
+            "UFS, one read after the other",
             "450 MB/s at 4 KB, 4 GB/s at 512 KB; between them a power".to_owned(),
             "§2.3.2",
         ),
         (
-            "flash, scattered within 128 MB",
+            "UFS, scattered within 128 MB",
             "1008 MB/s at 4 KB (a mid core), the same at 8 KB, 3.5 GB/s at 512 KB".to_owned(),
             "Table 1, §2.3.2; of 8 KB §4.4 says that two reads of 4 KB are better",
         ),
         (
-            "flash by range, core and number of cores",
+            "UFS by range, core and number of cores",
             format!(
                 "85 % from 512 MB on; big {:.2}, little {:.2}; several 60 %",
-                phone.flash.cores[0], phone.flash.cores[1]
+                phone.ufs.cores[0], phone.ufs.cores[1]
             ),
             "§2.3.2, Table 1: \"up to 40 %\" is taken as 40 %, for LLMFlash and llama.cpp, whose threads read what they compute",
         ),
@@ -102,7 +102,7 @@ pub(super) fn machine(phone: &Phone) -> String {
         ),
         (
             "weights",
-            "cores: 4 bits and a scale for 32; NPU: 4 bits; flash: 7.5 KB a neuron in 8 KB".to_owned(),
+            "cores: 4 bits and a scale for 32; NPU: 4 bits; UFS: 7.5 KB a neuron in 8 KB".to_owned(),
             "§7.6, §4.4",
         ),
         ("a predictor", format!("{PREDICTOR:.0} bytes a neuron"), "2.6 GB of §7.2.3"),
@@ -115,7 +115,7 @@ pub(super) fn machine(phone: &Phone) -> String {
         ),
         (
             "OnePlus Ace 2",
-            "memory ⅔, NPU ⅔; flash at most 2.1 GB/s; cores 1 × 3.2 and 3 × 2.75 GHz".to_owned(),
+            "memory ⅔, NPU ⅔; UFS at most 2.1 GB/s; cores 1 × 3.2 and 3 × 2.75 GHz".to_owned(),
             "assumed, from the rates of LPDDR5-6400 and LPDDR5X-9600 and of UFS 3.1: the paper prints how much memory it has, and no rate",
         ),
         (
@@ -124,7 +124,7 @@ pub(super) fn machine(phone: &Phone) -> String {
             "assumed, from \"50 % of GPU kernel time\" of §2.3.1",
         ),
         (
-            "llama.cpp on flash",
+            "llama.cpp on UFS",
             "reads ahead 128 KiB; a dense model's weights have gone before they are used again".to_owned(),
             "Linux's default; what LRU does to a circle",
         ),
@@ -136,7 +136,7 @@ pub(super) fn machine(phone: &Phone) -> String {
         "\nSystems: *PowerInfer-2*, with a hot share that is best of eight in a short run; *LLMFlash*, a cache of neurons, bundles of several\n\
          neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the NPU; *MLC-LLM*, all weights on the\n\
          GPU. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
-         *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at flash, and the Ace 2's flash.\n\
+         *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at UFS, and the Ace 2's UFS.\n\
          Table 7 is of accuracy, which no simulation gives: [qnn-networks.md](qnn-networks.md#accuracy) has it in kind, measured.\n\n",
     );
     out
@@ -149,12 +149,12 @@ pub(super) fn fitted() -> String {
     );
     let rows = [
         (
-            "exponent of how often neurons are asked for, by rank",
+            "exponent of how often neurons are requested, by rank",
             format!("{EXPONENT}"),
-            format!("under 1 % and 75 % of Figure 2, where white is a neuron asked for {:.1} % of the time", WHITE * 100.0),
+            format!("under 1 % and 75 % of Figure 2, where white is a neuron requested {:.1} % of the time", WHITE * 100.0),
         ),
         (
-            "neurons that a token asks for",
+            "neurons that a token requests",
             format!(
                 "{:.1} % of Bamboo-7B's and Qwen2-7B's, {:.1} % of Llama-13B's, {:.1} % of Mixtral-47B's routed experts', 50 % of Mistral-7B's",
                 BAMBOO.active * 100.0,
@@ -164,7 +164,7 @@ pub(super) fn fitted() -> String {
             "about 3B, nearly 6B, about 3B activated parameters (§7.2.1); CATS (§7.2.5); of Qwen2-7B nothing is printed".to_owned(),
         ),
         (
-            "neurons that ask anew at a token, the others keep their state",
+            "neurons that are drawn anew at a token, the others keep their state",
             format!("{:.1} % on average, {:.1} % of Mixtral-47B's", BAMBOO.novelty * 100.0, MIXTRAL.novelty * 100.0),
             "95 % of hits (§7.5), 3.5 % of misses (§7.2.4)".to_owned(),
         ),

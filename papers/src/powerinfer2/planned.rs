@@ -27,10 +27,10 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
     let predict = PREDICTOR.max(phone.cpu_bytes_of(2.0 * PREDICTOR * batch as f64));
     let dense = model.neuron() * CHANNEL;
     let attention = memory.split(1.0, 1.0, model.attention() * GROUPED, model.attention() * CHANNEL);
-    let bundle = bundle(model, &phone.flash.random)?;
+    let bundle = bundle(model, &phone.ufs.random)?;
     let seconds =
-        |bytes: u64| if bytes == 0 { 0.0 } else { phone.flash.random_seconds(bytes, 128e6, Cluster::Mid) };
-    // Of gates that are asked for so many are active, and take the second read.
+        |bytes: u64| if bytes == 0 { 0.0 } else { phone.ufs.random_seconds(bytes, 128e6, Cluster::Mid) };
+    // Of gates that are requested so many are active, and take the second read.
     let read = seconds(bundle.gate().bytes) + TOGETHER * seconds(bundle.rest().bytes);
     Ok(Tables {
         active,
@@ -40,7 +40,7 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
         predict: predict / cpu,
         attention,
         bytes: dense,
-        flash: phone.flash.sequential.rate(LONG),
+        disk: phone.ufs.sequential.rate(LONG),
         read,
         memory: memory.both,
         held: model.inner,
@@ -56,7 +56,7 @@ pub fn planned(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, Share
     Ok((share.hot as f64 / model.inner as f64, share))
 }
 
-/// Source of the planner's knowledge about reads from flash.
+/// Source of the planner's knowledge about reads from UFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadsFrom {
     /// It replays a trace of the model's activations.
@@ -86,11 +86,11 @@ pub fn trace(model: &Model, batch: usize) -> Activations {
     Activations { matrices, neurons, tokens: seeds.flat_map(sequence).collect() }.batched(batch)
 }
 
-/// The planner's share with weights on flash, of which memory holds a part.
+/// The planner's share with weights on UFS, of which memory holds a part.
 ///
 /// # Errors
 /// As [`tables`].
-pub fn planned_on_flash(
+pub fn planned_on_ufs(
     phone: &Phone,
     model: &Model,
     held: f64,
@@ -102,7 +102,7 @@ pub fn planned_on_flash(
     let share = match reads {
         ReadsFrom::Trace => {
             let trace = trace(model, batch);
-            hot_share(&tables, Some(&Recorded { activations: &trace, lead: TRACE[0] }))?
+            hot_share(&tables, Some(&Recorded { activations: &trace, warmup: TRACE[0] }))?
         }
         ReadsFrom::Nowhere => hot_share(&Tables { read: 0.0, ..tables }, None)?,
     };
@@ -125,15 +125,15 @@ pub fn searched(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, f64)
     Ok(best)
 }
 
-/// Shares that are tried where weights are on flash: a run for each.
+/// Shares that are tried where weights are on UFS: a run for each.
 pub const SHARES: [f64; 8] = [0.0, 0.036, 0.072, 0.11, 0.18, 0.25, 0.36, 0.5];
 
-/// The best of [`SHARES`] in a short simulation with weights on flash.
+/// The best of [`SHARES`] in a short simulation with weights on UFS.
 ///
 /// # Errors
 /// As [`Case::run`].
-pub fn searched_on_flash(case: &Case<'_>) -> Result<f64, NeuronError> {
-    let size = Size { layers: 1, lead: case.size.lead / 2, tokens: case.size.tokens.min(60) };
+pub fn searched_on_ufs(case: &Case<'_>) -> Result<f64, NeuronError> {
+    let size = Size { layers: 1, warmup: case.size.warmup / 2, tokens: case.size.tokens.min(60) };
     let mut best = (0.0, 0.0);
     for hot in SHARES {
         let speed = Case { hot, size, ..*case }.run()?.speed();

@@ -33,7 +33,7 @@ fn labels(title: &str, up: &'static str, across: &'static str, groups: Vec<Strin
 fn decode(report: &Report, phone: &str) -> String {
     let rows: Vec<_> = report.decode.iter().filter(|d| d.phone == phone).collect();
     let groups = rows.iter().map(|r| format!("{}\n{:.0} % in memory", r.model, r.held * 100.0)).collect();
-    let title = format!("Decode speed with weights on flash, {phone}");
+    let title = format!("Decode speed with weights on UFS, {phone}");
     bars(
         &labels(&title, "tokens/s", "model", groups),
         &[
@@ -49,7 +49,7 @@ fn prefill(report: &Report, phone: &str) -> String {
     let short =
         |name: &str| name.split('-').next().unwrap_or(name).split('(').next().unwrap_or(name).to_owned();
     let groups = rows.iter().map(|r| format!("{}\n{}", short(r.model), r.tokens)).collect();
-    let title = format!("Prefill speed with weights on flash, {phone}");
+    let title = format!("Prefill speed with weights on UFS, {phone}");
     let of = |s: usize| rows.iter().map(|r| r.speeds[s]).collect();
     bars(
         &labels(&title, "tokens/s", "model and tokens of the prompt", groups),
@@ -66,7 +66,7 @@ fn layer(report: &Report) -> String {
     let groups = report.layers.iter().map(|l| l.0.to_owned()).collect();
     bars(
         &labels(
-            "A layer of a prompt of 512 tokens, half on flash, OnePlus 12",
+            "A layer of a prompt of 512 tokens, half on UFS, OnePlus 12",
             "milliseconds",
             "model",
             groups,
@@ -158,12 +158,7 @@ fn ablation(claims: &Claims, report: &Report) -> String {
     let steps = &report.ablation[..ABLATION.len()];
     let groups = steps.iter().map(|a| a.0.to_owned()).collect();
     bars(
-        &labels(
-            "Bamboo-7B with half of its neurons on flash, OnePlus 12",
-            "tokens/s",
-            "one more each",
-            groups,
-        ),
+        &labels("Bamboo-7B with half of its neurons on UFS, OnePlus 12", "tokens/s", "one more each", groups),
         &[
             series("the paper", 0, steps.iter().map(|a| claims.printed(&format!("step/{}", a.0))).collect()),
             series("simulated", 4, steps.iter().map(|a| a.1.speed).collect()),

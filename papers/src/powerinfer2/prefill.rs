@@ -1,4 +1,4 @@
-//! Prompts in virtual time. All neurons are asked for (§7.2.2), so that weights on flash come one after the other, or in pieces.
+//! Prompts in virtual time. All neurons are requested (§7.2.2), so that weights on UFS come one after the other, or in pieces.
 
 use super::dense::{LONG, PAGED, bundle};
 use super::in_memory::used;
@@ -24,12 +24,12 @@ pub struct Prompt<'a> {
 pub struct Layer {
     /// The NPU computes.
     pub compute: f64,
-    /// Flash is read.
+    /// UFS is read.
     pub io: f64,
 }
 
 impl Prompt<'_> {
-    /// Factor by which units are slower beside what is on flash.
+    /// Factor by which units are slower beside what is on UFS.
     fn paged(&self) -> f64 {
         if self.held < 1.0 { PAGED } else { 1.0 }
     }
@@ -54,8 +54,8 @@ impl Prompt<'_> {
         let weights = model.attention() + model.routed();
         let compute =
             self.computing(weights, self.layer_weights(), phone.npu_macs, phone.memory.npu, CHANNEL);
-        let bytes = bundle(model, &phone.flash.random)?.stride() as f64 * model.neurons() as f64;
-        Ok(Layer { compute, io: phone.flash.sequential_seconds(bytes * (1.0 - self.held), LONG) })
+        let bytes = bundle(model, &phone.ufs.random)?.stride() as f64 * model.neurons() as f64;
+        Ok(Layer { compute, io: phone.ufs.sequential_seconds(bytes * (1.0 - self.held), LONG) })
     }
 
     /// Tokens per second of PowerInfer-2: a layer is read while the one before it is computed.
@@ -74,7 +74,7 @@ impl Prompt<'_> {
         let all = self.layer_weights() * model.layers as f64;
         let compute = self.computing(used(model), all, phone.npu_macs, phone.memory.npu, CHANNEL);
         let bytes = (1.0 - self.held) * model.feed_forward() * CHANNEL;
-        self.tokens as f64 / (compute + phone.flash.sequential_seconds(bytes, LONG))
+        self.tokens as f64 / (compute + phone.ufs.sequential_seconds(bytes, LONG))
     }
 
     /// Seconds of the cores.
@@ -87,8 +87,8 @@ impl Prompt<'_> {
     /// Tokens per second of llama.cpp: all feed-forward weights come through a mapping, from which they go before they are used again.
     pub fn mapped(&self) -> f64 {
         let bytes = if self.held < 1.0 { self.model.feed_forward() * GROUPED } else { 0.0 };
-        let flash = &self.phone.flash;
-        let reading = flash.sequential_seconds(bytes, 128 << 10) / flash.contended;
+        let ufs = &self.phone.ufs;
+        let reading = ufs.sequential_seconds(bytes, 128 << 10) / ufs.contended;
         self.tokens as f64 / (self.cores() + reading)
     }
 
@@ -97,11 +97,11 @@ impl Prompt<'_> {
     /// # Errors
     /// As [`Prompt::layer`].
     pub fn llmflash(&self) -> Result<f64, NeuronError> {
-        let (model, flash) = (self.model, &self.phone.flash);
-        let bundle = bundle(model, &flash.random)?;
+        let (model, ufs) = (self.model, &self.phone.ufs);
+        let bundle = bundle(model, &ufs.random)?;
         let pairs = (model.neurons() * model.layers) as f64 / 2.0 * (1.0 - self.held);
         let range = bundle.stride() as f64 * model.neurons() as f64;
-        let each = flash.random_seconds(2 * bundle.stride(), range, Cluster::Mid) / flash.contended;
+        let each = ufs.random_seconds(2 * bundle.stride(), range, Cluster::Mid) / ufs.contended;
         Ok(self.tokens as f64 / (self.cores() + pairs * each))
     }
 }

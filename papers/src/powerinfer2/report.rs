@@ -6,7 +6,7 @@ use super::in_memory::{InMemory, Whole, mapped, used};
 use super::machine::{oneplus_12, oneplus_ace_2};
 use super::models::{BAMBOO, CHANNEL, MIXTRAL, MODELS, Model, QWEN2};
 use super::phone::{Cluster, Phone};
-use super::planned::{ReadsFrom, planned, planned_on_flash, searched, searched_on_flash};
+use super::planned::{ReadsFrom, planned, planned_on_ufs, searched, searched_on_ufs};
 use super::prefill::{Layer, Prompt};
 use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_sim::neurons::NeuronError;
@@ -28,16 +28,16 @@ const SEED: u64 = 1;
 
 /// A run with its figures.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ran {
+pub struct SystemRun {
     /// Tokens per second.
     pub speed: f64,
-    /// Part of the neurons asked for that were read, on average.
+    /// Part of the neurons requested that were read, on average.
     pub misses: f64,
     /// The same of the worst token in 100.
     pub misses_p99: f64,
-    /// Part of the time in which all units wait for flash.
+    /// Part of the time in which all units wait for UFS.
     pub io: f64,
-    /// Megabytes of flash for a token.
+    /// Megabytes of UFS for a token.
     pub megabytes: f64,
     /// Milliseconds, as [`LATENCIES`] says.
     pub latency: [f64; 4],
@@ -45,10 +45,10 @@ pub struct Ran {
     pub hot: f64,
 }
 
-impl Ran {
+impl SystemRun {
     /// Runs a case with the best hot share, where the NPU takes part.
     fn best(case: &Case<'_>) -> Result<Self, NeuronError> {
-        let hot = if case.system.npu { searched_on_flash(case)? } else { 0.0 };
+        let hot = if case.system.npu { searched_on_ufs(case)? } else { 0.0 };
         Ok(Self::of(&Case { hot, ..*case }.run()?, hot))
     }
 
@@ -66,7 +66,7 @@ impl Ran {
     }
 }
 
-/// Systems on one phone with one model, weights on flash.
+/// Systems on one phone with one model, weights on UFS.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decode {
     /// Phone.
@@ -76,9 +76,9 @@ pub struct Decode {
     /// Part of the feed-forward weights in memory.
     pub held: f64,
     /// PowerInfer-2.
-    pub powerinfer2: Ran,
+    pub powerinfer2: SystemRun,
     /// LLMFlash.
-    pub llmflash: Ran,
+    pub llmflash: SystemRun,
     /// llama.cpp: tokens per second.
     pub llama: f64,
 }
@@ -104,9 +104,9 @@ pub struct Memory {
     /// Part of the feed-forward weights that fits.
     pub held: f64,
     /// PowerInfer-2.
-    pub powerinfer2: Ran,
+    pub powerinfer2: SystemRun,
     /// LLMFlash.
-    pub llmflash: Ran,
+    pub llmflash: SystemRun,
     /// llama.cpp: tokens per second.
     pub llama: f64,
 }
@@ -118,8 +118,8 @@ pub struct Batch {
     pub sequences: usize,
     /// Hot share that the runtime's planner chooses.
     pub planned: f64,
-    /// The same with half of the feed-forward weights on flash, from a trace.
-    pub planned_on_flash: f64,
+    /// The same with half of the feed-forward weights on UFS, from a trace.
+    pub planned_on_ufs: f64,
     /// Hot share that is best in simulation.
     pub searched: f64,
     /// Tokens per second of all: PowerInfer-2 as planned, as searched, on cores alone, QNN.
@@ -141,23 +141,23 @@ pub struct Report {
     pub tasks: [f64; 4],
     /// Figure 12, decode: PowerInfer-2, llama.cpp, MLC-LLM, QNN, tokens per second.
     pub in_memory: [f64; 4],
-    /// Figure 12, prefill of 512: PowerInfer-2, with half on flash, llama.cpp, MLC-LLM.
+    /// Figure 12, prefill of 512: PowerInfer-2, with half on UFS, llama.cpp, MLC-LLM.
     pub in_memory_prefill: [f64; 4],
     /// Mistral-7B in memory, on cores alone.
     pub mistral_in_memory: f64,
     /// Figure 13.
     pub batches: Vec<Batch>,
     /// Figure 14.
-    pub ablation: Vec<(&'static str, Ran)>,
+    pub ablation: Vec<(&'static str, SystemRun)>,
     /// By the core that reads, Bamboo-7B.
-    pub readers: Vec<(Cluster, Ran)>,
-    /// With half of Bamboo-7B on flash: who chooses, hot share, tokens per second.
+    pub readers: Vec<(Cluster, SystemRun)>,
+    /// With half of Bamboo-7B on UFS: who chooses, hot share, tokens per second.
     pub chosen: Vec<(&'static str, f64, f64)>,
     /// Mixtral-47B with fewer active neurons: billions of activated parameters, and runs at 7 GB, with half in memory, at 19 GB.
-    pub sparser: Vec<(f64, [Ran; 3])>,
+    pub sparser: Vec<(f64, [SystemRun; 3])>,
     /// Table 8: joules per token of PowerInfer-2, QNN and llama.cpp.
     pub energy: [f64; 3],
-    /// §7.2.2: neurons that 128 tokens ask for, TurboSparse-Mixtral-47B.
+    /// §7.2.2: neurons that 128 tokens request, TurboSparse-Mixtral-47B.
     pub active_128: f64,
 }
 
@@ -208,7 +208,7 @@ impl Report {
     }
 }
 
-/// Part of a model's neurons that at least one of so many tokens asks for, routed evenly.
+/// Part of a model's neurons that at least one of so many tokens requests, routed evenly.
 fn active(model: &Model, tokens: usize) -> f64 {
     let routed = model.k as f64 / model.experts as f64;
     let of: Vec<f64> = popularity(model.active, model.inner).iter().map(|p| p * routed).collect();
@@ -242,8 +242,8 @@ impl Bench<'_> {
                 phone: self.phone.name,
                 model: model.name,
                 held,
-                powerinfer2: Ran::best(&self.case(model, POWERINFER2, held))?,
-                llmflash: Ran::best(&self.case(model, LLMFLASH, held))?,
+                powerinfer2: SystemRun::best(&self.case(model, POWERINFER2, held))?,
+                llmflash: SystemRun::best(&self.case(model, LLMFLASH, held))?,
                 llama: 1.0 / mapped(self.phone, model, held),
             })
         };
@@ -265,7 +265,7 @@ impl Bench<'_> {
     fn memory(&self) -> Result<Vec<Memory>, NeuronError> {
         let of = |gigabytes: f64| {
             let held = fits(&MIXTRAL, gigabytes);
-            let run = |system| Ran::best(&self.case(&MIXTRAL, system, held));
+            let run = |system| SystemRun::best(&self.case(&MIXTRAL, system, held));
             let (powerinfer2, llmflash) = (run(POWERINFER2)?, run(LLMFLASH)?);
             let llama = 1.0 / mapped(self.phone, &MIXTRAL, held);
             Ok(Memory { gigabytes, held, powerinfer2, llmflash, llama })
@@ -277,7 +277,7 @@ impl Bench<'_> {
         let held = fits(&MIXTRAL, self.phone.available * 1e-9);
         let mut out = [0.0; 4];
         for (seed, speed) in (11..).zip(&mut out) {
-            *speed = Ran::best(&Case { seed, ..self.case(&MIXTRAL, POWERINFER2, held) })?.speed;
+            *speed = SystemRun::best(&Case { seed, ..self.case(&MIXTRAL, POWERINFER2, held) })?.speed;
         }
         Ok(out)
     }
@@ -293,29 +293,29 @@ impl Bench<'_> {
             let qnn = Whole::npu(self.phone).seconds(&BAMBOO, sequences);
             let all = sequences as f64;
             let speeds = [run(true, planned)?, all / seconds, run(CPU_ONLY.npu, 0.0)?, all / qnn];
-            let planned_on_flash = planned_on_flash(self.phone, &BAMBOO, 0.5, sequences, ReadsFrom::Trace)?;
-            Ok(Batch { sequences, planned, planned_on_flash, searched, speeds })
+            let planned_on_ufs = planned_on_ufs(self.phone, &BAMBOO, 0.5, sequences, ReadsFrom::Trace)?;
+            Ok(Batch { sequences, planned, planned_on_ufs, searched, speeds })
         };
         BATCHES.into_iter().map(of).collect()
     }
 
-    fn ablation(&self) -> Result<Vec<(&'static str, Ran)>, NeuronError> {
+    fn ablation(&self) -> Result<Vec<(&'static str, SystemRun)>, NeuronError> {
         let all = ABLATION.into_iter().chain([MATRIX]);
-        all.map(|s| Ok((s.name, Ran::best(&self.case(&BAMBOO, s, 0.5))?))).collect()
+        all.map(|s| Ok((s.name, SystemRun::best(&self.case(&BAMBOO, s, 0.5))?))).collect()
     }
 
-    fn readers(&self) -> Result<Vec<(Cluster, Ran)>, NeuronError> {
+    fn readers(&self) -> Result<Vec<(Cluster, SystemRun)>, NeuronError> {
         let of = |core| {
             let system = System { reader: Some(core), ..POWERINFER2 };
-            Ok((core, Ran::best(&self.case(&BAMBOO, system, 0.5))?))
+            Ok((core, SystemRun::best(&self.case(&BAMBOO, system, 0.5))?))
         };
         [Cluster::Big, Cluster::Mid, Cluster::Little].into_iter().map(of).collect()
     }
 
-    fn sparser(&self) -> Result<Vec<(f64, [Ran; 3])>, NeuronError> {
+    fn sparser(&self) -> Result<Vec<(f64, [SystemRun; 3])>, NeuronError> {
         let of = |part: f64| {
             let model = Model { active: MIXTRAL.active * part, ..MIXTRAL };
-            let run = |held| Ran::best(&self.case(&model, POWERINFER2, held));
+            let run = |held| SystemRun::best(&self.case(&model, POWERINFER2, held));
             let [least, most] = [7.0, 19.0].map(|gb| fits(&model, gb));
             let layer = model.attention() + model.active * model.routed();
             let parameters = layer * model.layers as f64 + model.head();
@@ -326,11 +326,11 @@ impl Bench<'_> {
 
     fn chosen(&self) -> Result<Vec<(&'static str, f64, f64)>, NeuronError> {
         let case = self.case(&BAMBOO, POWERINFER2, 0.5);
-        let planned = |reads| planned_on_flash(self.phone, &BAMBOO, case.held, 1, reads);
+        let planned = |reads| planned_on_ufs(self.phone, &BAMBOO, case.held, 1, reads);
         let all = [
             ("the planner, with reads of a trace", planned(ReadsFrom::Trace)?),
             ("the planner, without reads", planned(ReadsFrom::Nowhere)?),
-            ("best of eight in simulation", searched_on_flash(&case)?),
+            ("best of eight in simulation", searched_on_ufs(&case)?),
         ];
         all.into_iter().map(|(who, hot)| Ok((who, hot, Case { hot, ..case }.run()?.speed()))).collect()
     }

@@ -23,7 +23,7 @@ pub struct System {
     pub reads: Reads,
     /// Whether it keeps what it has read.
     pub cached: bool,
-    /// Order of overlaps; `None`: nothing is computed while flash is read.
+    /// Order of overlaps; `None`: nothing is computed while UFS is read.
     pub order: Option<Order>,
     /// The NPU takes part in attention, and has the hot neurons.
     pub npu: bool,

@@ -26,7 +26,7 @@ fn written() -> String {
 #[test]
 fn bundles_are_those_of_the_paper() {
     let phone = oneplus_12().expect("a phone");
-    let of = bundle(&BAMBOO, &phone.flash.random).expect("a bundle");
+    let of = bundle(&BAMBOO, &phone.ufs.random).expect("a bundle");
     assert_eq!((of.stride(), of.gate().bytes, of.phases()), (8192, 4096, Phases::Two));
 }
 
@@ -115,8 +115,8 @@ fn systems_come_in_the_order_of_the_paper() {
     let [ours, llama, mlc, qnn] = REPORT.in_memory;
     assert!(ours > qnn && qnn > llama && llama > mlc);
     for p in REPORT.prefill.iter().filter(|p| p.tokens == 512) {
-        let [ours, qnn, llama, flash] = p.speeds;
-        assert!(ours > qnn && qnn > llama && llama >= flash, "{p:?}");
+        let [ours, qnn, llama, ufs] = p.speeds;
+        assert!(ours > qnn && qnn > llama && llama >= ufs, "{p:?}");
     }
     let [ours, qnn, llama] = REPORT.energy;
     assert!(ours < qnn && qnn < llama);

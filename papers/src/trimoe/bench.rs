@@ -4,7 +4,7 @@ use super::loads::{Loads, Source};
 use super::machine::Machine;
 use super::models::Model;
 use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
-use moec_runtime::schedule::scheduled::{Setup, Tally, Window};
+use moec_runtime::schedule::scheduled::{PredictionCounters, Setup, Window};
 use moec_runtime::schedule::{System, Table};
 
 /// Size of a configuration's simulation. Layers are alike, so that some stand for all.
@@ -13,16 +13,16 @@ pub struct Size {
     /// Layers.
     pub layers: usize,
     /// Steps that come before those that count.
-    pub lead: usize,
+    pub warmup: usize,
     /// Steps that count.
     pub steps: usize,
 }
 
 impl Size {
     /// Size that the page is written from.
-    pub const FULL: Self = Self { layers: 6, lead: 6, steps: 24 };
+    pub const FULL: Self = Self { layers: 6, warmup: 6, steps: 24 };
     /// For a test.
-    pub const QUICK: Self = Self { layers: 2, lead: 3, steps: 6 };
+    pub const QUICK: Self = Self { layers: 2, warmup: 3, steps: 6 };
 }
 
 /// Case of a configuration.
@@ -64,7 +64,7 @@ pub struct Outcome {
     /// Moves of a layer's step.
     pub moves: f64,
     /// Counts of right predictions.
-    pub tally: Tally,
+    pub counters: PredictionCounters,
 }
 
 /// Parts of the time, from 0 to 1.
@@ -106,13 +106,13 @@ impl Case<'_> {
         let mut loads = self.loads();
         let (before, rows) = (machine.before(model, *batch), machine.rows(model, *batch));
         let mut reports = Vec::new();
-        for step in 0..size.lead + size.steps {
+        for step in 0..size.warmup + size.steps {
             let report = simulator.step(&loads.step(), before, rows)?;
-            if step >= size.lead {
+            if step >= size.warmup {
                 reports.extend(report.layers);
             }
         }
-        Ok(summary(&reports, simulator.scheduler().tally()))
+        Ok(summary(&reports, simulator.scheduler().counters()))
     }
 
     /// The loads of its steps: those of all policies are the same.
@@ -147,7 +147,7 @@ impl Case<'_> {
     }
 }
 
-fn summary(reports: &[LayerReport], tally: Tally) -> Outcome {
+fn summary(reports: &[LayerReport], counters: PredictionCounters) -> Outcome {
     let n = reports.len().max(1) as f64;
     let mut busy = Busy::default();
     for report in reports {
@@ -174,6 +174,6 @@ fn summary(reports: &[LayerReport], tally: Tally) -> Outcome {
         absolute_error: sum(&|r| r.error().abs()) / n,
         stalled: sum(&|r| r.stalled_us) / experts,
         moves: sum(&|r| r.moves as f64) / n,
-        tally,
+        counters,
     }
 }

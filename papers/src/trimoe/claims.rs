@@ -24,8 +24,7 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
     // moec's schedule is compared with TriMoE's column of Table 3.
     let moec = report.used[4];
     for (system, s) in SYSTEMS.iter().zip(&report.used) {
-        let units =
-            [("GPU", s.gpu, moec.gpu), ("processor", s.cpu_calc, moec.cpu_calc), ("NDP", s.ndp, moec.ndp)];
+        let units = [("GPU", s.gpu, moec.gpu), ("CPU", s.cpu_calc, moec.cpu_calc), ("NDP", s.ndp, moec.ndp)];
         for (unit, ours, moec) in units {
             let name = format!("used/{unit}/{}", system.name);
             if system.name == "TriMoE" { all.both(name, [ours, moec]) } else { all.put(name, ours) }
@@ -39,7 +38,7 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
         [0, 1].map(|system| at(x)[system] / at(most)[system])
     };
     all.both("time/DIMMs", over(&report.dimms, STABLE_DIMMS, 32.0));
-    all.both("time/processor", over(&report.cpu, FLAT_CPU, 1.0));
+    all.both("time/cpu", over(&report.cpu, FLAT_CPU, 1.0));
     for (batch, speedup) in robust(report) {
         all.both(format!("batch/{batch}"), speedup);
     }

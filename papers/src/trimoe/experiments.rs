@@ -1,4 +1,4 @@
-//! The experiments of the evaluation, and those that ask which assumption its figures need.
+//! The experiments of the evaluation, and those that examine which assumption its figures need.
 
 use super::bench::{Case, Outcome, Size};
 use super::loads::{DRIFT, Source};

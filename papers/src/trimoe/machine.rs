@@ -2,7 +2,7 @@
 
 use super::models::Model;
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, Expert, Home, Modules};
+use moec_ndp::allot::{Allotter, DimmConfig, DramLayout, Expert};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, Program, times};
@@ -172,17 +172,18 @@ impl Machine {
 /// Why there is no such stream.
 pub fn ndp_times(model: &Model) -> Result<Table, String> {
     let said = |e: &dyn std::error::Error| format!("an expert of {}: {e}", model.name);
-    let modules = Modules::trimoe();
+    let all_dimms = DimmConfig::trimoe();
     let shape = Shape {
         hidden: model.width as u32,
         inner: model.inner as u32,
         glu: Glu::Gated(Activation::Silu),
         bias: false,
     };
-    let mut allotter = Allotter::new(modules, shape, NDP_TOKENS).map_err(|e| said(&e))?;
-    let home = allotter.allot(Expert { layer: 0, number: 0 }, Home::Dimm(0)).map_err(|e| said(&e))?;
-    let rows = home.rows.clone();
-    let stream = emit(&shape, &modules, 0, rows, allotter.boxes(), Output::Slots).map_err(|e| said(&e))?;
+    let mut allotter = Allotter::new(all_dimms, shape, NDP_TOKENS).map_err(|e| said(&e))?;
+    let allotted =
+        allotter.allot(Expert { layer: 0, number: 0 }, DramLayout::Localized(0)).map_err(|e| said(&e))?;
+    let rows = allotted.rows.clone();
+    let stream = emit(&shape, &all_dimms, 0, rows, allotter.boxes(), Output::Slots).map_err(|e| said(&e))?;
     let program = Program::new(stream).map_err(|e| said(&e))?;
     let points = times(&program, &Bus::trimoe(), &[1, 2, 4, 8, 16, 32, NDP_TOKENS]);
     Table::new(points).map_err(|e| said(&e))

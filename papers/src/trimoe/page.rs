@@ -64,10 +64,10 @@ fn machine(bench: &Bench) -> String {
     let _ = writeln!(
         out,
         "Decode steps on the machine of Table 1, in virtual time (`moec_ndp::steps`): GPU, CPU, PCIe, 16 DIMMs with their near-data\n\
-         units and links, 8 channels. The scheduler is the one that a running plan asks (`moec_runtime::schedule`). Who reads the same\n\
+         units and links, 8 channels. The scheduler is the one that a running plan uses (`moec_runtime::schedule`). Who reads the same\n\
          memory at once takes rate from the others. {} layers stand for all, {} steps are measured after {}.\n\n\
          | constant | value | from |\n|---|---|---|",
-        bench.size.layers, bench.size.steps, bench.size.lead
+        bench.size.layers, bench.size.steps, bench.size.warmup
     );
     let rows = [
         (

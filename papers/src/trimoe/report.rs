@@ -154,7 +154,7 @@ impl Report {
             outcomes.push(each.collect::<Result<Vec<Outcome>, StepsError>>()?);
         }
         let window_ms = bench.machine().before(&QWEN, BATCH).calc_us * 1e-3;
-        let accuracy = outcomes.iter().map(|o| o[3].tally.accuracy()).sum::<f64>() / 3.0;
+        let accuracy = outcomes.iter().map(|o| o[3].counters.accuracy()).sum::<f64>() / 3.0;
         Ok(Self {
             speeds,
             variants: variants.collect::<Result<_, StepsError>>()?,
@@ -276,8 +276,8 @@ fn drifted(bench: &Bench, drift: f64) -> Result<Drifted, StepsError> {
         let each = SYSTEMS.iter().map(|s| bench.run(&setting, s, By::Simulation));
         let each = each.collect::<Result<Vec<_>, _>>()?;
         let speedup = over_best(&std::array::from_fn(|s| each[s].moe_us));
-        out.accuracy += each[3].tally.accuracy() / n;
-        out.precision += each[3].tally.precision() / n;
+        out.accuracy += each[3].counters.accuracy() / n;
+        out.precision += each[3].counters.precision() / n;
         out.speedup.iter_mut().zip(speedup).for_each(|(o, s)| *o += s / n);
     }
     Ok(out)

@@ -127,7 +127,7 @@ impl BundleReader {
     /// Maps a file, once for this reader and its clones. See [`MappedFile::open`] for what others can do to its bytes.
     ///
     /// # Errors
-    /// As [`BundleReader::open`]; another content; what the system refuses.
+    /// As [`BundleReader::open`]; another content; what the operating system refuses.
     pub fn map(&self, name: &str) -> Result<Arc<MappedFile>> {
         let mut maps = self.bundle.maps.lock().unwrap_or_else(PoisonError::into_inner);
         let name_in_bundle = format!("{}{name}", self.prefix);
@@ -211,7 +211,7 @@ impl BundleFile {
     /// Identity of the file.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// What the operating system refuses.
     pub(crate) fn identity(&self) -> Result<Option<FileId>> {
         regular::identity(&self.file).map_err(self.failed("read"))
     }
@@ -299,7 +299,7 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-/// Asks for pages as large as the CPU has them, where the file system takes part (ext4 and XFS of recent Linux):
+/// Requests pages as large as the CPU has them, where the file system takes part (ext4 and XFS of recent Linux):
 /// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
 #[cfg(target_os = "linux")]
 fn in_huge_pages(map: &MappedFile) {
@@ -318,7 +318,7 @@ const PIECE: usize = 1 << 20;
 #[cfg(target_os = "linux")]
 pub(crate) fn forget(file: &File, len: usize) {
     use std::os::fd::AsRawFd as _;
-    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
+    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the operating system not take it, nothing is lost.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
 }
 

@@ -28,8 +28,8 @@ pub enum Code {
 }
 
 impl Program {
-    /// Units beside the CPU that have steps, each with its index.
-    pub fn units_beside(&self) -> impl Iterator<Item = (usize, &UnitRef)> {
+    /// Accelerators that have steps, each with its index.
+    pub fn accelerators(&self) -> impl Iterator<Item = (usize, &UnitRef)> {
         let used = |u: usize| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
         self.units.iter().enumerate().skip(1).filter(move |(u, _)| used(*u))
     }
@@ -67,7 +67,7 @@ impl Program {
         Self::new(plan, &|symbol| kernels.get(symbol).copied())
     }
 
-    /// The same program without these features among what it asks of the CPU, because an emulator in
+    /// The same program without these features among what it requires of the CPU, because an emulator in
     /// this process executes their instructions.
     #[must_use]
     pub fn emulating(mut self, features: &[String]) -> Self {

@@ -4,9 +4,9 @@
 //! holds for all options after it.
 
 use crate::platform::cpu::MAX_THREADS;
-use crate::serving::sampler::{MAX_LIKELIEST, Sampling};
+use crate::serving::sampler::{MAX_TOP_LOGPROBS, Sampling};
 use crate::weights::Weights;
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -18,11 +18,11 @@ use std::str::FromStr;
 #[command(no_binary_name = true, version, subcommand_required = true, arg_required_else_help = true)]
 pub(super) struct Cli {
     #[command(subcommand)]
-    pub(super) verb: Verb,
+    pub(super) command: Commands,
 }
 
 #[derive(Subcommand)]
-pub(super) enum Verb {
+pub(super) enum Commands {
     /// Continue a text.
     Generate(Box<Generate>),
     /// Write the logits of every position to a file.
@@ -53,17 +53,17 @@ pub struct Common {
     /// Ignore the bundle's memory budget; keep all weights in RAM
     #[arg(long)]
     pub(super) no_budget: bool,
-    /// Place of weights: `own`, in memory of this process, in huge pages and read past the page cache; `mapped`, in the page
+    /// Place of weights: `ram`, in memory of this process, in huge pages and read past the page cache; `mmap`, in the page
     /// cache, which processes share; `auto`, in its own where that leaves room
-    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(Weights::NAMES).map(where_weights_lie))]
+    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(weights_values()).map(where_weights_lie))]
     pub(super) weights: Weights,
     /// Map weights and read them when they are first needed, and not all of them after the first prompt
     #[arg(long)]
     pub(super) no_preload: bool,
-    /// Do not compare the checksums of experts that are read from flash: to measure what they cost
+    /// Do not compare the checksums of experts that are read from disk: to measure what they cost
     #[arg(long, conflicts_with = "no_budget")]
     pub(super) no_verify_reads: bool,
-    /// Layers ahead whose experts are read before they are asked for, at most [default: as compiled]
+    /// Layers ahead whose experts are read before they are requested, at most [default: as compiled]
     #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) prefetch: Option<usize>,
 }
@@ -170,7 +170,7 @@ pub(super) struct Generate {
     #[arg(long)]
     pub(super) json: bool,
     /// Give the log-probability of every token, and those of the N most probable ones, in the JSON object
-    #[arg(long, value_name = "N", value_parser = between(0..=MAX_LIKELIEST, "from 0 to 20"), allow_negative_numbers = true, requires = "json", conflicts_with = "best_of")]
+    #[arg(long, value_name = "N", value_parser = between(0..=MAX_TOP_LOGPROBS, "from 0 to 20"), allow_negative_numbers = true, requires = "json", conflicts_with = "best_of")]
     pub(super) log_probabilities: Option<usize>,
     /// Write what every thread and the disk did to this file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
@@ -217,7 +217,7 @@ pub(super) struct Bench {
     /// Sequences that are decoded together, each with a prompt of its own
     #[arg(long, value_name = "B", default_value = "1", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
     pub(super) batch: usize,
-    /// Measure N sequences drawn after one prompt together, against N runs of one sequence each
+    /// Measure N sequences sampled after one prompt together, against N runs of one sequence each
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with = "batch")]
     pub(super) best_of: Option<usize>,
     /// Measure once per line `PROMPT GEN BATCH` of standard input instead, and answer each with one JSON
@@ -239,6 +239,12 @@ pub(super) struct Info {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Values of `--weights`: [`Weights::NAMES`], with the former spellings as hidden aliases.
+fn weights_values() -> [PossibleValue; 3] {
+    let [auto, ram, mmap] = Weights::NAMES.map(PossibleValue::new);
+    [auto, ram.alias("own"), mmap.alias("mapped")]
 }
 
 /// Reads one of [`Weights::NAMES`].

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// Adds it to a report. Sums are those since the engine was opened.
 pub(super) fn add(to: &mut Value, did: &Assigned) {
-    let of = |n: [u64; 3]| json!({"hot": n[0], "processor": n[1], "cold": n[2]});
+    let of = |n: [u64; 3]| json!({"hot": n[0], "cpu": n[1], "cold": n[2]});
     let [brought, relaid, moved] = did.moves;
     to["assigned"] = json!({
         "experts": of(did.experts), "rows": of(did.rows), "fetched": did.fetched,
@@ -14,7 +14,7 @@ pub(super) fn add(to: &mut Value, did: &Assigned) {
     });
     if let Some(f) = &did.frames {
         to["assigned"]["frames"] = json!({
-            "hits": f.hits, "misses": f.misses, "fetched": f.fetched, "ahead": f.ahead, "foreseen": f.foreseen,
+            "hits": f.hits, "misses": f.misses, "fetched": f.fetched, "ahead": f.ahead, "predicted": f.predicted,
             "kept": f.kept, "turned_away": f.turned_away, "link_s": f.link_us * 1e-6,
         });
     }
@@ -23,18 +23,18 @@ pub(super) fn add(to: &mut Value, did: &Assigned) {
 /// One line of it.
 pub(super) fn line(did: &Assigned) -> String {
     let all = did.experts.iter().sum::<u64>().max(1) as f64;
-    let [hot, processor, cold] = did.experts.map(|n| 100.0 * n as f64 / all);
+    let [hot, cpu, cold] = did.experts.map(|n| 100.0 * n as f64 / all);
     if let Some(f) = &did.frames {
         let held = 100.0 * f.hits as f64 / (f.hits + f.misses).max(1) as f64;
         return format!(
-            "experts: {hot:.0} % on the unit with frames, {processor:.0} % on the CPU; {held:.0} % of all were in a frame; {} \
-             brought when asked for, {} ahead ({} of these used), {} afterwards; {} found no frame",
-            f.fetched, f.ahead, f.foreseen, f.kept, f.turned_away
+            "experts: {hot:.0} % on the unit with cache frames, {cpu:.0} % on the CPU; {held:.0} % of all were in a frame; {} \
+             brought when requested, {} ahead ({} of these used), {} afterwards; {} found no frame",
+            f.fetched, f.ahead, f.predicted, f.kept, f.turned_away
         );
     }
     let moves: u64 = did.moves.iter().sum();
     format!(
-        "experts: {hot:.0} % hot, {processor:.0} % on the CPU, {cold:.0} % in modules; {moves} moved ahead of a step, {} \
+        "experts: {hot:.0} % hot, {cpu:.0} % on the CPU, {cold:.0} % in NDP DIMMs; {moves} moved ahead of a step, {} \
          fetched in one; {:.0} % of the class that was predicted",
         did.fetched,
         100.0 * share(did)

@@ -13,8 +13,8 @@ use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
 use crate::serving::generate::{Request, check_context, generate, rate};
 use crate::serving::sampler::{Sampler, Sampling};
-use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
-use crate::weights::{Demand, Held};
+use crate::serving::scheduler::{Choose, End, Event, Job, Scheduler, Setting, StepWork};
+use crate::weights::{Demand, WeightPlacement};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, StateBuf, StateKind, Step};
 use serde_json::json;
@@ -155,7 +155,7 @@ fn best(
     Ok(())
 }
 
-/// Measures what the lines of standard input ask for.
+/// Measures what the lines of standard input request.
 fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
     let max = engine.program().model.max_context as usize;
     let mut line = Vec::new();
@@ -172,7 +172,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
             [] if line.is_empty() => return Ok(()),
             [prompt, n, batch] if prompt > 0 && n > 0 && batch > 0 => (prompt, n, batch),
             _ => {
-                let what = format!("`{}` asks for nothing that can be measured", text.trim());
+                let what = format!("`{}` requests nothing that can be measured", text.trim());
                 let hint = "write three numbers from 1 up: PROMPT GEN BATCH".to_owned();
                 return Err(Failure::Use { what, hint });
             }
@@ -193,7 +193,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
 }
 
 /// Place of the weights, for people.
-fn lie(held: &Held) -> String {
+fn lie(held: &WeightPlacement) -> String {
     if !held.own {
         return format!("mapped ({})", held.why);
     }
@@ -225,7 +225,7 @@ struct Report {
     /// CPU time of other programs meanwhile, where it was measured.
     others: Option<Others>,
     memory: Memory,
-    held: Held,
+    held: WeightPlacement,
     /// Bytes that a decode call of one sequence must read.
     bytes_per_call: u64,
 }
@@ -347,11 +347,11 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
         // The first token is the prompt's; each of the others is a call.
         let job = Job {
             prompt: ids.clone(),
-            choosers: vec![known],
+            samplers: vec![known],
             n: n + 1,
             end: Vec::new(),
             limit: None,
-            guesses: 0,
+            draft_tokens: 0,
         };
         scheduler.submit(job)?;
     }
@@ -365,7 +365,7 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     };
     scheduler.run(&mut sink, &mut |step| {
         match step.done {
-            Done::Decode(_) => decode += step.took,
+            StepWork::Decode(_) => decode += step.took,
             _ => prefill += step.took,
         }
         true

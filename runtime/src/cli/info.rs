@@ -50,7 +50,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "parameters": m.parameters,
                 "active_parameters": m.active_parameters,
                 "big_little": m.big_little.map(|b| json!({ "experts": b.experts, "gamma": b.gamma() })),
-                "silenced_percent": m.silenced,
+                "thresholded_percent": m.thresholded,
             },
             "target": {
                 "name": t.name,
@@ -76,7 +76,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
             "capacities": capacities.as_ref().map(|c| json!({
                 "overflow": c.overflow.name(), "expected_rate": c.expected,
             })),
-            // As a run decides that begins now and asks for nothing; `bench` says what came of it.
+            // As a run decides that begins now and requests nothing; `bench` says what came of it.
             "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
@@ -93,7 +93,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "frame_bytes": p.frame_bytes,
                 "frames": p.frames,
                 "neurons_per_frame": p.neurons,
-                "spare_frames": p.spare,
+                "staging_frames": p.staging,
                 "policy": p.policy,
                 "pinned": p.pinned.len(),
                 "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
@@ -146,7 +146,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         lines.push((
             "budget",
             format!(
-                "{} for {} threads; {}{}, the others on flash ({})",
+                "{} for {} threads; {}{}, the others on disk ({})",
                 size(paging.budget),
                 paging.threads,
                 match paging.neurons {
@@ -157,13 +157,13 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 paging.policy
             ),
         ));
-        lines.push(("flash", reader));
+        lines.push(("disk", reader));
     }
     if let Some(b) = m.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         lines.insert(2, ("big-little", what));
     }
-    if let Some(percent) = m.silenced {
+    if let Some(percent) = m.thresholded {
         let what =
             format!("{percent:.1} % of the neurons of experts count as 0, by thresholds: an approximation");
         lines.insert(2, ("thresholds", what));
@@ -219,15 +219,15 @@ fn less(saved: u64) -> String {
 
 /// Names of units that have steps and that nothing here executes.
 fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
-    if context.beside.is_some() {
+    if context.emulation.is_some() {
         return Vec::new();
     }
     let here = |unit: &UnitRef| context.bring(unit).is_some_and(|found| found.is_ok());
-    let units = context.program.units_beside().filter(|(_, unit)| !here(unit));
+    let units = context.program.accelerators().filter(|(_, unit)| !here(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 
-/// Where the weights would lie in a run that begins now and asks for nothing.
+/// Where the weights would lie in a run that begins now and requests nothing.
 fn held(context: &Context<'_>) -> Result<Choice> {
     let program = context.program;
     if program.paging.is_some() {
@@ -240,7 +240,7 @@ fn held(context: &Context<'_>) -> Result<Choice> {
     weights::choose(Weights::Auto, false, needed, cached, available())
 }
 
-/// The same for people. `huge_pages`: whether memory that asks for huge pages gets them here.
+/// The same for people. `huge_pages`: whether memory that requests huge pages gets them here.
 fn shown(held: &Choice, huge_pages: Option<bool>) -> String {
     let what = match (held.own, huge_pages) {
         (true, Some(true)) => "of its own, in huge pages",

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one asks for a clean end, the second one ends the process.
+//! Ctrl-C: the first one requests a clean end, the second one ends the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -48,7 +48,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         #[cfg(unix)]
         if let Some(before) = &self.before {
-            // SAFETY: this is the action that the system returned before.
+            // SAFETY: this is the action that the operating system returned before.
             unsafe { libc::sigaction(libc::SIGINT, before, std::ptr::null_mut()) };
         }
         STOP.store(false, Ordering::Relaxed);

@@ -19,14 +19,14 @@ use crate::bundle::abi::KernelFn;
 use crate::bundle::manifest;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
-use crate::exec::beside::Executor;
+use crate::exec::accelerators::Executor;
 use crate::exec::engine::{Engine, Options};
 use crate::offload::paging::Paging;
 use crate::platform::memory::size;
 use crate::serving::sampler::Constraint;
 use crate::weights::Demand;
 use crate::weights::store::CheckLevel;
-use args::{Cli, Common, Verb};
+use args::{Cli, Commands, Common};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_ir::plan::UnitRef;
 use std::ffi::OsString;
@@ -81,7 +81,7 @@ pub struct Context<'a> {
     pub bundle: &'a Path,
     /// Name by which the user calls this.
     pub name: &'a str,
-    beside: Option<Beside<'a>>,
+    emulation: Option<Emulation<'a>>,
     native: &'a [Native<'a>],
     files: Option<&'a BundleReader>,
 }
@@ -114,7 +114,7 @@ pub struct Forms {
     pub read: ReadForm,
 }
 
-/// Frame of the subcommands: what [`Front::run`] needs beside a program and its bundle.
+/// Context of the subcommands: what [`Front::run`] needs beside a program and its bundle.
 #[derive(Clone, Copy)]
 pub struct Front<'a> {
     /// Name by which the user calls this (`moec run BUNDLE`).
@@ -124,8 +124,8 @@ pub struct Front<'a> {
     /// Options beside this crate's own.
     pub forms: Option<Forms>,
     /// Emulation, where the program does not run on its target.
-    pub beside: Option<Beside<'a>>,
-    /// Executors of units beside the CPU on their own machine.
+    pub emulation: Option<Emulation<'a>>,
+    /// Executors of accelerators on their own machine.
     pub native: &'a [Native<'a>],
     /// Files of the bundle, where the caller knows them all. Else those that the plan names are known, and with `--check` those
     /// of the manifest.
@@ -134,24 +134,24 @@ pub struct Front<'a> {
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, beside: None, native: &[], files: None }
+        Self { name: "run", more: &[], forms: None, emulation: None, native: &[], files: None }
     }
 }
 
 /// Emulation of a program that does not run on its target.
 #[derive(Clone, Copy)]
-pub struct Beside<'a> {
+pub struct Emulation<'a> {
     /// Folder of the weights.
     pub weights: &'a Path,
-    /// Brings what executes a unit beside the CPU.
+    /// Brings what executes an accelerator.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
 }
 
 /// Executor of a backend's units on their own machine.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
-    /// The family.
-    pub family: &'a str,
+    /// The backend.
+    pub backend: &'a str,
     /// Brings what executes a unit of it, or says why this machine has none. `None`: no machine of this system has one.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Result<Executor>>,
 }
@@ -159,11 +159,11 @@ pub struct Native<'a> {
 impl<'a> Context<'a> {
     /// Executor of a unit on this machine, or the reason that it has none; `None` where no backend brings such units.
     fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
-        let native = self.native.iter().find(|native| native.family == unit.family)?;
+        let native = self.native.iter().find(|native| native.backend == unit.backend)?;
         (native.executor)(unit)
     }
 
-    /// Reader of the bundle's files. Where the options ask for it, all of them are held against the manifest first, which is
+    /// Reader of the bundle's files. Where the options request it, all of them are held against the manifest first, which is
     /// said. Weights are checked when they are opened, so that what is computed with is what was checked.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl<'a> Context<'a> {
         };
         let files = BundleReader::of_manifest(self.bundle, &listed, CheckLevel::All);
         // The weights of a program beside its bundle lie elsewhere.
-        let own = self.beside.is_none().then_some(self.program);
+        let own = self.emulation.is_none().then_some(self.program);
         let done = manifest::check(&files, own)?;
         if notes {
             let (count, bytes, left) = (done.files, size(done.bytes), size(done.left));
@@ -207,7 +207,7 @@ impl<'a> Context<'a> {
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
                 let what = format!(
-                    "`{option}` is about experts on flash, and the bundle was built without a memory budget"
+                    "`{option}` is about experts on disk, and the bundle was built without a memory budget"
                 );
                 return Err(Error::usage(what)
                     .with_hint("set `budget` under `[memory]` in `model.toml` and build again"));
@@ -215,7 +215,7 @@ impl<'a> Context<'a> {
         }
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
-        paging.flash.verify_reads = !common.no_verify_reads;
+        paging.disk.verify_reads = !common.no_verify_reads;
         paging.budget = common.budget;
         paging.preload = !common.no_preload;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
@@ -231,7 +231,7 @@ impl<'a> Context<'a> {
             stop,
             warn: Some(warn),
         };
-        if let Some(Beside { weights, executor }) = self.beside {
+        if let Some(Emulation { weights, executor }) = self.emulation {
             return Engine::with_units(self.program, weights, &mut |unit| executor(unit), files, options);
         }
         let mut missing = None;
@@ -248,7 +248,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Tells the user of a run that goes on.
+/// Notifies the user of a run that goes on.
 fn warn(text: &str) {
     // The stream may be locked already, by this thread: engines run where the subcommands do.
     let _ = writeln!(io::stderr(), "warning: {text}");
@@ -266,7 +266,7 @@ pub enum Failure {
         /// Remedy, if there is one.
         hint: Option<String>,
     },
-    /// It was asked for something that makes no sense.
+    /// It was requested something that makes no sense.
     Use {
         /// The request, and the reason that it is refused.
         what: String,
@@ -333,19 +333,21 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, forms, beside, native, files } = self;
+        let &Self { name, more, forms, emulation, native, files } = self;
         let matches = match self.command().try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
-        let context = Context { program, bundle, name, beside, native, files };
-        let brought = matches.subcommand().and_then(|(verb, matches)| {
-            Some((more.iter().find(|more| (more.command)().get_name() == verb)?, matches))
+        let context = Context { program, bundle, name, emulation, native, files };
+        let brought = matches.subcommand().and_then(|(subcommand, matches)| {
+            Some((more.iter().find(|more| (more.command)().get_name() == subcommand)?, matches))
         });
         let done = match brought {
             Some((more, matches)) => (more.run)(&context, matches, &mut io),
             None => match Cli::from_arg_matches(&matches) {
-                Ok(cli) => own(&context, cli.verb, forms.zip(matches.subcommand_matches(GENERATE)), &mut io),
+                Ok(cli) => {
+                    own(&context, cli.command, forms.zip(matches.subcommand_matches(GENERATE)), &mut io)
+                }
                 Err(e) => return refuse(&e, name, &mut io),
             },
         };
@@ -372,20 +374,20 @@ impl Front<'_> {
 /// Runs a subcommand of this crate. `forms`: options of [`GENERATE`] beside its own, and what was given.
 fn own(
     context: &Context<'_>,
-    verb: Verb,
+    command: Commands,
     forms: Option<(Forms, &ArgMatches)>,
     io: &mut Io<'_>,
 ) -> Result<(), Failure> {
-    match verb {
-        Verb::Generate(args) => {
+    match command {
+        Commands::Generate(args) => {
             let files = context.files(&args.common, !args.quiet, io)?;
             let read = |(forms, given): (Forms, &ArgMatches)| (forms.read)(context, &files, given);
             let form = forms.map_or(Ok(None), read)?;
             generate::run(context, &files, &args, form.as_deref(), io)
         }
-        Verb::Logits(args) => logits::run(context, &context.files(&args.common, true, io)?, &args, io),
-        Verb::Bench(args) => bench::run(context, &context.files(&args.common, true, io)?, &args, io),
-        Verb::Info(args) => info::run(context, &args, io),
+        Commands::Logits(args) => logits::run(context, &context.files(&args.common, true, io)?, &args, io),
+        Commands::Bench(args) => bench::run(context, &context.files(&args.common, true, io)?, &args, io),
+        Commands::Info(args) => info::run(context, &args, io),
     }
 }
 
@@ -405,7 +407,9 @@ fn refuse(e: &clap::Error, name: &str, io: &mut Io<'_>) -> u8 {
         for hint in hints {
             io.note(&hint.replacen("  tip: ", "hint: ", 1));
         }
-        io.note(&format!("hint: `{name} help` lists the subcommands, `{name} help VERB` the options of one"));
+        io.note(&format!(
+            "hint: `{name} help` lists the subcommands, `{name} help SUBCOMMAND` the options of one"
+        ));
     } else {
         io.note(text.trim_end());
     }

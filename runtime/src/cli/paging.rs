@@ -1,4 +1,4 @@
-//! Statistics of experts on flash, for people and programs.
+//! Statistics of experts on disk, for people and programs.
 
 use super::size;
 use crate::offload::paging::Report;
@@ -12,15 +12,15 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "frames": report.frame_bytes,
         "pinned": report.pinned_bytes,
     });
-    to["flash"] = json!({
+    to["disk"] = json!({
         "reader": report.reader,
-        "bytes": report.flash.bytes,
-        "busy_seconds": report.flash.busy.as_secs_f64(),
+        "bytes": report.disk.bytes,
+        "busy_seconds": report.disk.busy.as_secs_f64(),
         "bytes_per_second": per_second(report),
         "block_bytes": report.block_bytes,
-        "reads": report.flash.reads,
-        "repeated": report.flash.repeated,
-        "checked": report.flash.checked,
+        "reads": report.disk.reads,
+        "repeated": report.disk.repeated,
+        "checked": report.disk.checked,
         "waited_seconds": report.stalled.as_secs_f64(),
     });
     to["cache"] = json!({
@@ -33,7 +33,7 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "misses": report.misses,
         "streamed": report.streamed,
         "read_ahead": report.ahead,
-        "foreseen": report.foreseen,
+        "predicted": report.predicted,
     });
 }
 
@@ -56,18 +56,18 @@ pub(super) fn line(report: &Report) -> String {
         n => format!("; {n} read before they were requested"),
     };
     format!(
-        "flash: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
+        "disk: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
          used{pinned}{start}; budget {}",
-        size(report.flash.bytes),
+        size(report.disk.bytes),
         report.stalled.as_secs_f64(),
         report.policy,
         report.ahead,
-        report.foreseen,
+        report.predicted,
         size(report.budget),
     )
 }
 
 fn per_second(report: &Report) -> Option<f64> {
-    let seconds = report.flash.busy.as_secs_f64();
-    (seconds > 0.0).then(|| report.flash.bytes as f64 / seconds)
+    let seconds = report.disk.busy.as_secs_f64();
+    (seconds > 0.0).then(|| report.disk.bytes as f64 / seconds)
 }

@@ -6,7 +6,7 @@ use moec_ir::op::DispatchLayout;
 /// Experts whose counts fit on the stack. Kimi-K2 has 384.
 const FEW: usize = 1024;
 
-/// A row of the scores that a `fetch` gets: of its own layer for `i` = 0, else of the `i`th layer ahead. Empty where there are none.
+/// A row of the scores that a `request_experts` gets: of its own layer for `i` = 0, else of the `i`th layer ahead. Empty where there are none.
 ///
 /// # Safety
 /// Every score of the step has a row of so many experts for each of its valid rows, as far apart as `strides` says, and no step

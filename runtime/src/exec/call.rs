@@ -1,15 +1,15 @@
-//! One call of an entry point: its steps with their addresses, and how the lanes walk them.
+//! One call of an entry point: its steps with their addresses, and how the threads walk them.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
-use crate::exec::beside::Residents;
+use crate::exec::accelerators::Residents;
 use crate::exec::timeline::{Timeline, What};
-use crate::exec::unit::{Half, Lane, Launch, StepFault, Unit, Units};
+use crate::exec::unit::{ComputeUnit, ExpertPart, Launch, LayerPart, PoolThread, StepFault, Units};
 use crate::platform::memory::Addr;
-use crate::schedule::dispatch::{Assigner, Link};
+use crate::schedule::dispatch::{Assigner, TransferQueue};
 use crate::sync::barrier::Barrier;
 use crate::sync::events::Events;
-use crate::weights::owned::Arrival;
+use crate::weights::owned::LoadProgress;
 use crate::weights::store::Store;
 use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
 use std::collections::HashSet;
@@ -26,8 +26,8 @@ struct BoundStep {
     rows: RowSpace,
     grid: Grid,
     barrier: bool,
-    half: Option<Half>,
-    /// Amount of the weights that must have arrived ([`Arrival::wait`]).
+    layer_part: Option<LayerPart>,
+    /// Amount of the weights that must have arrived ([`LoadProgress::wait`]).
     needs: usize,
     /// The layer whose experts are brought to its unit while the plan runs, if it reads them.
     brought: Option<usize>,
@@ -56,9 +56,9 @@ pub(crate) struct Extent {
 }
 
 impl Bound {
-    /// Matrices of experts on flash that a step reads.
-    pub(crate) fn half(&self, step: usize) -> Option<Half> {
-        self.steps.get(step)?.half
+    /// Matrices of experts on disk that a step reads.
+    pub(crate) fn layer_part(&self, step: usize) -> Option<LayerPart> {
+        self.steps.get(step)?.layer_part
     }
 
     /// Number of steps.
@@ -158,7 +158,7 @@ pub(crate) fn bind(
             rows: step.rows,
             grid: step.grid,
             barrier: step.barrier,
-            half: step.args.iter().find_map(|&arg| half(program, arg, &mut ups)).filter(|_| here),
+            layer_part: step.args.iter().find_map(|&arg| layer_part(program, arg, &mut ups)).filter(|_| here),
             // What lies in another memory has been brought there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
             brought: assigner.and_then(|a| {
@@ -174,43 +174,45 @@ pub(crate) fn bind(
     Ok(bound)
 }
 
-/// Matrices of experts on flash that an argument belongs to.
+/// The part of the experts of a layer on SSD that an argument belongs to.
 ///
-/// Neurons are one segment: who reads it first multiplies by up, who reads it next by down. `ups` are the layers whose first has
-/// come.
-fn half(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<Half> {
+/// Neurons are one segment: the first step that reads it multiplies by up, the next one by down. `ups` are the layers whose first
+/// step has come.
+fn layer_part(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<LayerPart> {
     let Arg::Matrices(segment) = arg else { return None };
     let paging = program.paging.as_ref()?;
     if paging.by_neurons() {
         let layer = paging.layers.iter().position(|l| l.down == segment)?;
-        return Some(Half { layer, part: usize::from(!ups.insert(layer)) });
+        let part = if ups.insert(layer) { ExpertPart::GateUp } else { ExpertPart::Down };
+        return Some(LayerPart { layer, part });
     }
     paging.layers.iter().enumerate().find_map(|(layer, l)| {
-        let part = [l.gate_up, l.down].iter().position(|&s| s == segment)?;
-        Some(Half { layer, part })
+        let mut parts = ExpertPart::ALL.into_iter().zip([l.gate_up, l.down]);
+        let part = parts.find_map(|(part, s)| (s == segment).then_some(part))?;
+        Some(LayerPart { layer, part })
     })
 }
 
 /// Amount of weights that must have arrived before an argument is read.
 fn needs(store: &dyn Store, arg: Arg) -> usize {
-    match (arg, store.arrival()) {
-        (Arg::Segment(i) | Arg::Matrices(i), Some(arrival)) => arrival.needs(i),
+    match (arg, store.load_progress()) {
+        (Arg::Segment(i) | Arg::Matrices(i), Some(progress)) => progress.needs(i),
         _ => 0,
     }
 }
 
-/// One call of an entry point, as its lanes see it.
+/// One call of an entry point, as its threads see it.
 pub(crate) struct Walk<'a> {
     pub(crate) bound: &'a Bound,
     /// By index in the plan; none where no step names it.
-    pub(crate) units: &'a [Option<Box<dyn Unit + 'a>>],
+    pub(crate) units: &'a [Option<Box<dyn ComputeUnit + 'a>>],
     pub(crate) taken: &'a [AtomicUsize],
     pub(crate) events: &'a Events,
     pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
-    /// Arrival of weights that steps wait for; `None` if all weights are there.
-    pub(crate) arrival: Option<&'a Arrival>,
-    /// Component that knows which experts a link brings.
+    /// Load progress of the weights that steps wait for; `None` if all weights are loaded.
+    pub(crate) progress: Option<&'a LoadProgress>,
+    /// Component that knows which experts the transfer queue brings.
     pub(crate) assigner: Option<&'a Assigner>,
     /// Timeline that times go to, and the index of the entry point.
     pub(crate) timeline: Option<(&'a Timeline, u32)>,
@@ -220,9 +222,9 @@ impl Walk<'_> {
     /// Walks some steps of the CPU.
     ///
     /// # Safety
-    /// The inputs are written, and the steps before these have ended. All lanes of `barrier` walk them, each as one of the
-    /// lanes that [`Unit::submit`] asks for, and every other unit that has steps walks [`Walk::beside`] at the same time.
-    pub(crate) unsafe fn span(&self, steps: Range<usize>, lane: Lane, barrier: &Barrier) {
+    /// The inputs are written, and the steps before these have ended. All threads of `barrier` walk them, each as one of the
+    /// threads that [`ComputeUnit::submit`] requests, and every other unit that has steps walks [`Walk::accelerator`] at the same time.
+    pub(crate) unsafe fn span(&self, steps: Range<usize>, thread: PoolThread, barrier: &Barrier) {
         let mut ready = true;
         for i in steps {
             let step = &self.bound.steps[i];
@@ -233,12 +235,12 @@ impl Walk<'_> {
                 barrier.wait();
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
-            // Nothing is let through after a failure, so all lanes stop at the same step. They still meet at every barrier.
+            // Nothing is let through after a failure, so all threads stop at the same step. They still meet at every barrier.
             ready = ready && self.has_weights(i);
             if ready {
                 // SAFETY: the barriers of the plan stand before every step that depends on an earlier one, and what it
                 // depends on of other units has ended.
-                unsafe { self.step(i, lane, lane.index) };
+                unsafe { self.step(i, thread, thread.index) };
             }
             if let Some(event) = step.event {
                 self.events.arrive(event);
@@ -246,13 +248,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks some steps of a unit beside the CPU, on its one thread; `track` is its place in the timeline.
+    /// Walks some steps of an accelerator, on its one thread; `track` is its place in the timeline.
     ///
     /// # Safety
     /// As [`Walk::span`].
-    pub(crate) unsafe fn beside(&self, steps: Range<usize>, unit: usize, scratch: Addr, track: usize) {
-        let Some(beside) = self.units.get(unit).and_then(Option::as_ref) else { return };
-        let lane = Lane { index: 0, of: 1, scratch };
+    pub(crate) unsafe fn accelerator(&self, steps: Range<usize>, unit: usize, scratch: Addr, track: usize) {
+        let Some(accelerator) = self.units.get(unit).and_then(Option::as_ref) else { return };
+        let thread = PoolThread { index: 0, of: 1, scratch };
         for i in steps {
             let step = &self.bound.steps[i];
             if step.unit != unit {
@@ -265,28 +267,28 @@ impl Walk<'_> {
             // The result of a failed step is never an operand.
             if self.fault.get().is_none() && self.has_weights(i) {
                 // SAFETY: steps of this unit have been submitted in their order, and others have ended.
-                unsafe { self.step(i, lane, track) };
+                unsafe { self.step(i, thread, track) };
             }
             if let Some(event) = step.event {
-                beside.wait(self.fault);
+                accelerator.wait(self.fault);
                 self.events.arrive(event);
             }
         }
-        beside.wait(self.fault);
+        accelerator.wait(self.fault);
     }
 
     /// Waits for the weights of a step, if it has rows. False if they do not come.
     fn has_weights(&self, i: usize) -> bool {
         let step = &self.bound.steps[i];
-        let Some(arrival) = self.arrival.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
-        arrival.wait(step.needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
+        let Some(progress) = self.progress.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
+        progress.wait(step.needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
     }
 
-    /// Executes a lane's share of step `i`. A step without rows is skipped.
+    /// Executes a thread's share of step `i`. A step without rows is skipped.
     ///
     /// # Safety
-    /// As [`Unit::submit`].
-    pub(crate) unsafe fn step(&self, i: usize, lane: Lane, track: usize) {
+    /// As [`ComputeUnit::submit`].
+    pub(crate) unsafe fn step(&self, i: usize, thread: PoolThread, track: usize) {
         let step = &self.bound.steps[i];
         let n = self.extent.rows(step.rows);
         let Some(unit) = self.units.get(step.unit).and_then(Option::as_ref).filter(|_| n > 0) else { return };
@@ -298,30 +300,30 @@ impl Walk<'_> {
             seq_len: self.extent.seq_len,
             taken: &self.taken[i],
             step: i,
-            half: step.half,
+            layer_part: step.layer_part,
             fault: self.fault,
             units: Units(self.units),
         };
         let begin = self.timeline.map(|_| Instant::now());
         // SAFETY: the caller's promise.
-        unsafe { unit.submit(&launch, lane) };
+        unsafe { unit.submit(&launch, thread) };
         if let (Some((timeline, entry)), Some(begin)) = (self.timeline, begin) {
-            timeline.lane(track, What::Step { entry, step: i as u32 }, begin);
+            timeline.record(track, What::Step { entry, step: i as u32 }, begin);
         }
     }
 }
 
-/// The threads of a call: the CPU's lanes, and one of every other unit that has steps.
+/// The threads of a call: those of the CPU, and one of every other unit that has steps.
 #[derive(Clone, Copy)]
 pub(crate) struct Threads<'a> {
-    /// The lanes.
-    pub(crate) lanes: usize,
-    /// Scratch of the first lane, and bytes from one lane's to the next.
+    /// Number of CPU threads.
+    pub(crate) cpu_threads: usize,
+    /// Scratch of the first thread, and bytes from one thread's to the next.
     pub(crate) scratch: (Addr, usize),
-    /// Units beside the CPU, with their scratch.
-    pub(crate) beside: &'a [(usize, Addr)],
-    /// The link that a thread after these serves, with the unit at its end.
-    pub(crate) link: Option<(&'a Link, usize)>,
+    /// Accelerators, with their scratch.
+    pub(crate) accelerators: &'a [(usize, Addr)],
+    /// The transfer queue that a thread after these serves, and the unit that it copies to.
+    pub(crate) transfers: Option<(&'a TransferQueue, usize)>,
 }
 
 impl Threads<'_> {
@@ -330,23 +332,23 @@ impl Threads<'_> {
     /// # Safety
     /// As [`Walk::span`], of all threads.
     pub(crate) unsafe fn walk(&self, walk: &Walk<'_>, steps: Range<usize>, index: usize, barrier: &Barrier) {
-        if index < self.lanes {
+        if index < self.cpu_threads {
             let (scratch, stride) = self.scratch;
-            let lane = Lane { index, of: self.lanes, scratch: scratch.plus(index * stride) };
-            // SAFETY: the caller's promise; each lane has its own part of the scratch.
-            unsafe { walk.span(steps, lane, barrier) };
-            // The first lane is the one that tells it something.
-            if let Some((link, _)) = self.link.filter(|_| index == 0) {
-                link.close();
+            let thread = PoolThread { index, of: self.cpu_threads, scratch: scratch.plus(index * stride) };
+            // SAFETY: the caller's promise; each thread has its own part of the scratch.
+            unsafe { walk.span(steps, thread, barrier) };
+            // Only the first thread sends it jobs.
+            if let Some((transfers, _)) = self.transfers.filter(|_| index == 0) {
+                transfers.close();
             }
-        } else if let Some(&(unit, scratch)) = self.beside.get(index - self.lanes) {
+        } else if let Some(&(unit, scratch)) = self.accelerators.get(index - self.cpu_threads) {
             // SAFETY: the caller's promise; the scratch is the unit's own.
-            unsafe { walk.beside(steps, unit, scratch, index) };
-        } else if let Some((link, unit)) = self.link
+            unsafe { walk.accelerator(steps, unit, scratch, index) };
+        } else if let Some((transfers, unit)) = self.transfers
             && let Some(unit) = walk.units.get(unit).and_then(Option::as_deref)
         {
             // SAFETY: the code that submits a job upholds its contract.
-            unsafe { link.serve(unit) };
+            unsafe { transfers.serve(unit) };
         }
     }
 }

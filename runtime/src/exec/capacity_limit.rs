@@ -1,7 +1,7 @@
 //! Capacity limit: choices of the router that an expert has capacity for (NPUMoE, §3.2).
 
 use crate::error::Error;
-use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
+use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, OverflowCounters, saliency};
 use crate::exec::unit::{BadExpert, Launch, StepFault};
 use crate::platform::memory::Addr;
 use moec_ir::plan::ExpertSet;
@@ -10,28 +10,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counters of the steps of a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies {
+pub(crate) struct SetCounters {
     /// Counts of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
-    sets: Mutex<Vec<(u32, Option<Tally>)>>,
+    sets: Mutex<Vec<(u32, Option<OverflowCounters>)>>,
     /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
     decoded: AtomicU64,
 }
 
-impl Tallies {
+impl SetCounters {
     /// Nothing yet of these sets.
     pub(crate) fn of(sets: &[ExpertSet]) -> Self {
-        let tally = |s: &ExpertSet| (s.layer, s.hot.is_none().then(Tally::default));
-        Self { sets: Mutex::new(sets.iter().map(tally).collect()), ..Self::default() }
+        let counters = |s: &ExpertSet| (s.layer, s.hot.is_none().then(OverflowCounters::default));
+        Self { sets: Mutex::new(sets.iter().map(counters).collect()), ..Self::default() }
     }
 
     /// By layer.
-    pub(crate) fn all(&self) -> Vec<(u32, Tally)> {
-        lock(&self.sets).iter().filter_map(|(layer, tally)| Some((*layer, (*tally)?))).collect()
+    pub(crate) fn all(&self) -> Vec<(u32, OverflowCounters)> {
+        lock(&self.sets).iter().filter_map(|(layer, counters)| Some((*layer, (*counters)?))).collect()
     }
 
-    pub(crate) fn add(&self, set: usize, tally: &Tally) {
+    pub(crate) fn add(&self, set: usize, counters: &OverflowCounters) {
         if let Some((_, Some(sum))) = lock(&self.sets).get_mut(set) {
-            sum.add(tally);
+            sum.add(counters);
         }
     }
 
@@ -55,19 +55,19 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct CapacityLimit<'p> {
     pub(crate) sets: &'p [ExpertSet],
-    pub(crate) tallies: Arc<Tallies>,
+    pub(crate) counters: Arc<SetCounters>,
     work: Mutex<(Decider, Vec<f32>)>,
 }
 
 impl<'p> CapacityLimit<'p> {
-    pub(crate) fn new(sets: &'p [ExpertSet], tallies: Arc<Tallies>) -> Self {
-        Self { sets, tallies, work: Mutex::default() }
+    pub(crate) fn new(sets: &'p [ExpertSet], counters: Arc<SetCounters>) -> Self {
+        Self { sets, counters, work: Mutex::default() }
     }
 
     /// Runs the step `[ids, added, stay, rest]` of a set.
     ///
     /// # Safety
-    /// As [`crate::exec::unit::Unit::submit`], and no other lane runs it.
+    /// As [`crate::exec::unit::ComputeUnit::submit`], and no other thread runs it.
     pub(crate) unsafe fn run(
         &self,
         launch: &Launch<'_>,
@@ -76,7 +76,7 @@ impl<'p> CapacityLimit<'p> {
     ) {
         let n = launch.n;
         // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this is the
-        // one lane that runs it.
+        // one thread that runs it.
         let (choices, fates) = unsafe {
             (
                 (
@@ -119,15 +119,15 @@ impl<'p> CapacityLimit<'p> {
         salient.clear();
         salient.extend(added.chunks_exact(channels.max(1)).map(saliency));
         let choices = Choices { ids, k, saliency: salient };
-        let mut tally = Tally::default();
-        let fates = decider.decide(&choices, capacities, *overflow, &mut tally)?;
+        let mut counters = OverflowCounters::default();
+        let fates = decider.decide(&choices, capacities, *overflow, &mut counters)?;
         for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
             // Without a capacity there is no graph, but room for all.
             let fixed = capacities[id as usize] > 0;
             stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
             rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };
         }
-        self.tallies.add(set, &tally);
+        self.counters.add(set, &counters);
         Ok(())
     }
 }

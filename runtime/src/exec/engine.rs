@@ -2,21 +2,21 @@
 
 use crate::bundle::program::Program;
 use crate::error::Result;
-use crate::exec::beside::Beside;
+use crate::exec::accelerators::AcceleratorMemories;
 use crate::exec::call::{Bound, Places, bind};
-use crate::exec::capacity_limit::Tallies;
-use crate::exec::overflow::{Overflowed, Tally};
+use crate::exec::capacity_limit::SetCounters;
+use crate::exec::overflow::{OverflowCounters, Overflowed};
 use crate::exec::timeline::Timeline;
-use crate::exec::unit::Unit;
+use crate::exec::unit::ComputeUnit;
 use crate::kv::states::States;
-use crate::offload::paging::{self, OnFlash, Paging};
+use crate::offload::paging::{self, AnyPager, Paging};
 use crate::platform::memory::{Addr, Region};
 use crate::schedule::dispatch::{Assigned, Assigner};
 use crate::sync::events::Events;
 use crate::sync::pool::Pool;
-use crate::weights::owned::Arrival;
+use crate::weights::owned::LoadProgress;
 use crate::weights::store::{CheckLevel, Store};
-use crate::weights::{Demand, Held, Weights};
+use crate::weights::{Demand, WeightPlacement, Weights};
 use moec_ir::plan::{Builtin, Code};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 mod calls;
 mod open;
 
-pub(crate) use calls::{most_rows, turn};
+pub(crate) use calls::{long_rope_threshold, most_rows};
 
 /// Options of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,20 +35,20 @@ pub struct Options {
     pub pin: bool,
     /// Extent of the checks of the bundle before it runs.
     pub check: CheckLevel,
-    /// Whether no weights stay on flash, those neither that the plan would leave there.
+    /// Whether no weights stay on disk, those neither that the plan would leave there.
     pub resident: bool,
-    /// Place of weights that do not stay on flash. Those beside experts on flash are mapped: [`Weights::Own`] is refused there.
+    /// Place of weights that do not stay on disk. Those beside experts on disk are mapped: [`Weights::Ram`] is refused there.
     pub weights: Weights,
     /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
     /// touched follow it in the background. [`Weights::Auto`] then maps them.
     pub lazy: bool,
-    /// Options of experts on flash; `None`: from the environment.
+    /// Options of experts on disk; `None`: from the environment.
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
     /// Sequences that the caller means to hold: where the memory for them is not free, the engine does not open. `None`: no check.
     pub demand: Option<Demand>,
-    /// Tells the user, in a line, what goes on but not as it should.
+    /// Notifies the user, in a line, what goes on but not as it should.
     pub warn: Option<fn(&str)>,
 }
 
@@ -83,11 +83,11 @@ pub struct Memory {
     pub scratch: u64,
     /// Packed weights.
     pub weights: u64,
-    /// KV cache when every slot is full; the system backs only what was written ([`Options::demand`]).
+    /// KV cache when every slot is full; the operating system backs only what was written ([`Options::demand`]).
     pub kv: u64,
     /// Of these, snapshots of states that fold tokens.
     pub snapshots: u64,
-    /// Frames of experts on flash; they hold a part of `weights`.
+    /// Cache frames of experts on disk; they hold a part of `weights`.
     pub frames: u64,
 }
 
@@ -98,13 +98,13 @@ pub struct Memory {
 pub struct Engine<'p> {
     pub(crate) program: &'p Program,
     /// By index in the plan; none for those that no step names.
-    pub(crate) units: Vec<Option<Box<dyn Unit + 'p>>>,
+    pub(crate) units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
     /// Those beside the CPU, with their scratch.
-    pub(crate) threads: Vec<(usize, Addr)>,
-    pub(crate) beside: Beside,
-    tallies: Arc<Tallies>,
+    pub(crate) unit_threads: Vec<(usize, Addr)>,
+    pub(crate) accelerators: AcceleratorMemories,
+    counters: Arc<SetCounters>,
     assigner: Option<Arc<Assigner>>,
-    pager: Option<OnFlash>,
+    pager: Option<AnyPager>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
     /// Reason for the place of the weights, for people.
@@ -137,7 +137,7 @@ impl<'p> Engine<'p> {
 
     /// Threads.
     pub fn threads(&self) -> usize {
-        self.pool.lanes()
+        self.pool.threads()
     }
 
     /// Memory of the plan.
@@ -153,15 +153,15 @@ impl<'p> Engine<'p> {
     }
 
     /// Bytes that were taken of each memory beside the CPU's, by the names that the plan gives them.
-    pub fn memories_beside(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub fn accelerator_memories(&self) -> impl Iterator<Item = (&str, u64)> {
         let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
-        names.zip(self.beside.bytes.iter().copied())
+        names.zip(self.accelerators.bytes.iter().copied())
     }
 
     /// Place of the weights, and the reason.
-    pub fn weights(&self) -> Held {
+    pub fn weights(&self) -> WeightPlacement {
         let held = self.store.held();
-        if held.why.is_empty() { Held { why: self.why.clone(), ..held } } else { held }
+        if held.why.is_empty() { WeightPlacement { why: self.why.clone(), ..held } } else { held }
     }
 
     /// Waits until weights are where they are to stay, and takes them from there.
@@ -174,8 +174,8 @@ impl<'p> Engine<'p> {
         self.follow()
     }
 
-    /// Begins to load what no step has asked for, once, if it is to be loaded. That is when the first token is out: the first
-    /// prompt reads most of what is ever needed, in the order of its steps, and decoding would ask for the rest piece by piece.
+    /// Begins to load what no step has requested, once, if it is to be loaded. That is when the first token is out: the first
+    /// prompt reads most of what is ever needed, in the order of its steps, and decoding would request the rest piece by piece.
     fn begin_preload(&mut self) {
         if std::mem::take(&mut self.preload) {
             self.store.preload();
@@ -192,12 +192,12 @@ impl<'p> Engine<'p> {
             return Ok(());
         }
         let arenas: Vec<Option<Addr>> =
-            [Some(self.arena.base())].into_iter().chain(self.beside.arenas.iter().copied()).collect();
+            [Some(self.arena.base())].into_iter().chain(self.accelerators.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
             states: self.states.addresses(),
             store: self.store.as_ref(),
-            residents: &self.beside.residents,
+            residents: &self.accelerators.residents,
         };
         let all = self
             .program
@@ -215,19 +215,19 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// Some do not come: a file that cannot be read or was changed.
     pub(crate) fn wait_for_weights(&self) -> Result<()> {
-        self.store.arrival().map_or(Ok(()), Arrival::wait_all)
+        self.store.load_progress().map_or(Ok(()), LoadProgress::wait_all)
     }
 
     /// Counts of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
     /// was opened; empty where there are none.
-    pub fn tallies(&self) -> Vec<(u32, Tally)> {
-        self.tallies.all()
+    pub fn overflow_counters(&self) -> Vec<(u32, OverflowCounters)> {
+        self.counters.all()
     }
 
     /// Pairs past the capacities of experts since the engine was opened, beside what the plan expects; `None`
     /// where there are none.
     pub fn overflowed(&self) -> Option<Overflowed> {
-        Overflowed::of(&self.tallies(), &self.program.placement)
+        Overflowed::of(&self.overflow_counters(), &self.program.placement)
     }
 
     /// Turns warnings of overflow off: the input is random ids, not text.
@@ -250,7 +250,7 @@ impl<'p> Engine<'p> {
     /// Experts that calls which decode have computed with since the engine was opened: each once for all rows of a call, summed over
     /// layers and calls.
     pub fn decoded_experts(&self) -> u64 {
-        self.tallies.decoded()
+        self.counters.decoded()
     }
 
     /// Statistics of experts that are assigned while the plan runs; `None` where none are.
@@ -260,7 +260,7 @@ impl<'p> Engine<'p> {
 
     /// Writes down from now on what every thread and the disk do.
     pub fn watch(&mut self) -> Arc<Timeline> {
-        let timeline = Arc::new(Timeline::new(self.threads() + self.threads.len()));
+        let timeline = Arc::new(Timeline::new(self.threads() + self.unit_threads.len()));
         if let Some(pager) = &self.pager {
             pager.watch(Arc::clone(&timeline));
         }
@@ -272,10 +272,14 @@ impl<'p> Engine<'p> {
     pub fn step_name(&self, entry: u32, step: u32) -> String {
         let Some(e) = self.program.entries.get(entry as usize) else { return String::new() };
         let what = match e.steps.get(step as usize).map(|s| s.code) {
-            Some(Code::Builtin(Builtin::Fetch { layer, .. })) => format!("fetch of layer {layer}"),
-            Some(Code::Builtin(Builtin::Wake { layer, .. })) => format!("wake of layer {layer}"),
+            Some(Code::Builtin(Builtin::RequestExperts { layer, .. })) => {
+                format!("request_experts of layer {layer}")
+            }
+            Some(Code::Builtin(Builtin::RequestNeurons { layer, .. })) => {
+                format!("neuron request of layer {layer}")
+            }
             Some(Code::Builtin(Builtin::Dispatch { .. })) => "dispatch".to_owned(),
-            _ => self.bound[entry as usize].half(step as usize).map_or_else(
+            _ => self.bound[entry as usize].layer_part(step as usize).map_or_else(
                 || format!("step {step}"),
                 |h| {
                     // Tokens have met their gates in a step before.
@@ -285,16 +289,16 @@ impl<'p> Engine<'p> {
                     } else {
                         "gate and up"
                     };
-                    format!("layer {} {}", h.layer, [first, "down"][h.part.min(1)])
+                    format!("layer {} {}", h.layer, [first, "down"][h.part.index()])
                 },
             ),
         };
         format!("{} {what}", e.kind)
     }
 
-    /// Statistics of the store of experts on flash since the engine was opened; `None` where all weights are mapped.
+    /// Statistics of the store of experts on disk since the engine was opened; `None` where all weights are mapped.
     pub fn paging(&self) -> Option<paging::Report> {
-        self.pager.as_ref().map(OnFlash::report)
+        self.pager.as_ref().map(AnyPager::report)
     }
 
     /// Tokens in a slot; 0 if there is no such slot.

@@ -7,15 +7,15 @@
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
-use crate::exec::capacity_limit::{Tallies, lock};
+use crate::exec::capacity_limit::{SetCounters, lock};
 use crate::exec::chunk;
 use crate::exec::graphs::{Graphs, f16};
-use crate::exec::overflow::Tally;
-use crate::exec::unit::{Lane, Launch, StepFault, Unit, UnknownStep};
+use crate::exec::overflow::OverflowCounters;
+use crate::exec::unit::{ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use crate::platform::memory::Addr;
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{self, Builtin, Entry, GraphPart};
+use moec_ir::plan::{self, Builtin, Entry, Subgraph};
 use std::sync::{Arc, Mutex};
 
 /// A unit that executes static graphs, on rows in the CPU's memory.
@@ -23,8 +23,8 @@ pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
     graphs: Box<dyn Graphs>,
     /// By entry point, the graphs that its steps come to, each once, in their order.
-    met: Vec<Vec<usize>>,
-    tallies: Arc<Tallies>,
+    entry_graphs: Vec<Vec<usize>>,
+    counters: Arc<SetCounters>,
     work: Mutex<Work>,
 }
 
@@ -35,14 +35,14 @@ struct Work {
     y: Vec<f16>,
     positions: Vec<u32>,
     /// Inputs and outputs of a part's graph.
-    ports: Vec<Vec<f16>>,
+    tensors: Vec<Vec<f16>>,
 }
 
 impl<'p> GraphUnit<'p> {
     /// For a program whose graphs are loaded.
-    pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, tallies: Arc<Tallies>) -> Self {
-        let met = program.entries.iter().map(|entry| met(program, entry)).collect();
-        Self { program, graphs, met, tallies, work: Mutex::default() }
+    pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, counters: Arc<SetCounters>) -> Self {
+        let entry_graphs = program.entries.iter().map(|entry| graphs_of(program, entry)).collect();
+        Self { program, graphs, entry_graphs, counters, work: Mutex::default() }
     }
 
     /// Runs a graph.
@@ -60,7 +60,7 @@ impl<'p> GraphUnit<'p> {
         y: &mut [f32],
     ) -> Result<()> {
         let Work { x: packed, y: results, .. } = &mut *lock(&self.work);
-        let mut tally = Tally::default();
+        let mut counters = OverflowCounters::default();
         // The slots of an expert, none if no row has chosen it. Whatever the table says, they lie inside of it.
         let most = layout.rows * layout.k;
         let word = |i: usize, end: usize| usize::try_from(table[i]).unwrap_or(0).min(end);
@@ -105,16 +105,16 @@ impl<'p> GraphUnit<'p> {
                 }
             }
             let rows = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
-            tally.executed(group.capacity, rows);
+            counters.executed(group.capacity, rows);
         }
-        self.tallies.add(set, &tally);
+        self.counters.add(set, &counters);
         Ok(())
     }
 }
 
 /// Graphs that the steps of an entry point come to, each once, in their order.
-fn met(program: &Program, entry: &Entry) -> Vec<usize> {
-    let mut met = Vec::new();
+fn graphs_of(program: &Program, entry: &Entry) -> Vec<usize> {
+    let mut found = Vec::new();
     for step in &entry.steps {
         let graphs: Vec<u32> = match step.code {
             plan::Code::Builtin(Builtin::Experts { set, .. }) => {
@@ -124,17 +124,17 @@ fn met(program: &Program, entry: &Entry) -> Vec<usize> {
             _ => continue,
         };
         for graph in graphs.into_iter().map(|g| g as usize) {
-            if !met.contains(&graph) {
-                met.push(graph);
+            if !found.contains(&graph) {
+                found.push(graph);
             }
         }
     }
-    met
+    found
 }
 
 /// Rows of a part, and of attention what it has besides: angles, positions, slots.
 #[derive(Clone, Copy)]
-struct PartRows<'a> {
+struct SubgraphRows<'a> {
     x: &'a [f32],
     angles: &'a [f32],
     pos: &'a [i32],
@@ -143,15 +143,15 @@ struct PartRows<'a> {
 
 impl GraphUnit<'_> {
     /// Runs the graphs of a part. `y` is `[rows, outputs]`.
-    fn part(&self, part: usize, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
+    fn part(&self, part: usize, rows: SubgraphRows<'_>, y: &mut [f32]) -> Result<()> {
         let part = &self.program.parts[part];
         let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
         let n = y.len() / outputs.max(1);
         match part.attention {
-            Some(attention) if attention.apart => {
+            Some(attention) if attention.one_call_per_row => {
                 let angles = attention.angles as usize;
                 for t in 0..n {
-                    let one = PartRows {
+                    let one = SubgraphRows {
                         x: &rows.x[t * inputs..][..inputs],
                         angles: &rows.angles[t * angles..][..angles],
                         pos: &rows.pos[t..=t],
@@ -166,8 +166,8 @@ impl GraphUnit<'_> {
     }
 
     /// One call of each graph of a part: all rows are of one sequence.
-    fn call(&self, part: &GraphPart, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
-        let Work { ports, positions, .. } = &mut *lock(&self.work);
+    fn call(&self, part: &Subgraph, rows: SubgraphRows<'_>, y: &mut [f32]) -> Result<()> {
+        let Work { tensors, positions, .. } = &mut *lock(&self.work);
         positions.clear();
         positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
         let slot = rows.slots.first().map_or(0, |&s| usize::try_from(s).unwrap_or(0));
@@ -186,33 +186,33 @@ impl GraphUnit<'_> {
                 continue;
             }
             let failed = |why: String| Error::graph(format!("{} {}", graph.package, graph.function), why);
-            ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
-            let (given, taken) = ports.split_at_mut(graph.inputs.len());
-            for (port, values) in graph.inputs.iter().zip(&mut *given) {
-                values.resize(port.elements(), f16::ZERO);
-                let width = port.shape[1] as usize;
+            tensors.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
+            let (given, taken) = tensors.split_at_mut(graph.inputs.len());
+            for (tensor, values) in graph.inputs.iter().zip(&mut *given) {
+                values.resize(tensor.elements(), f16::ZERO);
+                let width = tensor.shape[1] as usize;
                 let (context, window) =
                     part.attention.map_or((0, None), |a| (a.context as usize, a.window.map(|w| w as usize)));
-                let filled = match &*port.name {
+                let filled = match &*tensor.name {
                     "x" => chunk::pad(values, width, rows.x),
                     "angles" => chunk::pad(values, width, rows.angles),
-                    "mask" => chunk::mask(values, port.shape[3] as usize, positions, window),
+                    "mask" => chunk::mask(values, tensor.shape[3] as usize, positions, window),
                     "write" => chunk::write(values, context, positions),
                     name => return Err(failed(format!("it takes `{name}`, which no step gives"))),
                 };
                 filled.map_err(|e| failed(e.to_string()))?;
                 if values.iter().any(|h| !h.is_finite()) {
-                    return Err(failed(format!("`{}` holds a number that f16 does not", port.name)));
+                    return Err(failed(format!("`{}` holds a number that f16 does not", tensor.name)));
                 }
             }
-            for (port, values) in graph.outputs.iter().zip(&mut *taken) {
-                values.resize(port.elements(), f16::ZERO);
+            for (tensor, values) in graph.outputs.iter().zip(&mut *taken) {
+                values.resize(tensor.elements(), f16::ZERO);
             }
             let given: Vec<&[f16]> = given.iter().map(Vec::as_slice).collect();
             let mut results: Vec<&mut [f16]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
             self.run(g, slot, &given, &mut results)?;
-            for (port, values) in graph.outputs.iter().zip(&*taken) {
-                let width = port.shape[1] as usize;
+            for (tensor, values) in graph.outputs.iter().zip(&*taken) {
+                let width = tensor.shape[1] as usize;
                 for (y, values) in y.chunks_exact_mut(part.outputs as usize).zip(values.chunks_exact(width)) {
                     values.convert_to_f32_slice(&mut y[column..][..width]);
                 }
@@ -223,7 +223,7 @@ impl GraphUnit<'_> {
     }
 }
 
-impl Unit for GraphUnit<'_> {
+impl ComputeUnit for GraphUnit<'_> {
     fn name(&self) -> &'static str {
         self.graphs.name()
     }
@@ -233,12 +233,12 @@ impl Unit for GraphUnit<'_> {
     }
 
     fn prepare(&self, entry: usize) {
-        if let Some(met) = self.met.get(entry) {
-            self.graphs.prepare(met);
+        if let Some(graphs) = self.entry_graphs.get(entry) {
+            self.graphs.prepare(graphs);
         }
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         let n = launch.n;
         match (launch.code, launch.args) {
             (Code::Builtin(Builtin::Experts { set, rows, k, hidden }), &[x, table, y]) => {
@@ -246,7 +246,7 @@ impl Unit for GraphUnit<'_> {
                 let experts = self.program.sets[set].capacities.len();
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
                 // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this
-                // is the one lane that runs it; the table was written by a step that has ended, which keeps to its layout.
+                // is the only thread that runs it; the table was written by a step that has ended, which keeps to its layout.
                 let (operands, y) = unsafe {
                     (
                         (
@@ -262,7 +262,7 @@ impl Unit for GraphUnit<'_> {
             }
             (Code::Builtin(Builtin::Part { part }), &[x, ref more @ .., y]) => {
                 let part = part as usize;
-                let GraphPart { inputs, outputs, attention, .. } = self.program.parts[part];
+                let Subgraph { inputs, outputs, attention, .. } = self.program.parts[part];
                 let angles = attention.map_or(0, |a| a.angles as usize);
                 // SAFETY: as above.
                 let floats = |at: Addr, channels: usize| unsafe {
@@ -273,10 +273,10 @@ impl Unit for GraphUnit<'_> {
                 let x = floats(x, inputs as usize);
                 let rows = match *more {
                     [at, pos, slots] => {
-                        PartRows { x, angles: floats(at, angles), pos: words(pos), slots: words(slots) }
+                        SubgraphRows { x, angles: floats(at, angles), pos: words(pos), slots: words(slots) }
                     }
-                    [pos, slots] => PartRows { x, angles: &[], pos: words(pos), slots: words(slots) },
-                    _ => PartRows { x, angles: &[], pos: &[], slots: &[] },
+                    [pos, slots] => SubgraphRows { x, angles: &[], pos: words(pos), slots: words(slots) },
+                    _ => SubgraphRows { x, angles: &[], pos: &[], slots: &[] },
                 };
                 // SAFETY: as above.
                 let y = unsafe { std::slice::from_raw_parts_mut(y.of::<f32>(), n * outputs as usize) };

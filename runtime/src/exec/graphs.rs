@@ -1,4 +1,4 @@
-//! Static graphs that a unit beside the CPU executes: a Neural Engine, or its emulation.
+//! Static graphs that an accelerator executes: a Neural Engine, or its emulation.
 
 use crate::bundle::BundleReader;
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub trait Graphs: Send + Sync {
     /// load while the CPU computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.
     fn prepare(&self, _graphs: &[usize]) {}
 
-    /// Runs a graph to its end: `inputs` and `outputs` as long as its ports, in their order; `slot` names the sequence
+    /// Runs a graph to its end: `inputs` and `outputs` as long as its tensors, in their order; `slot` names the sequence
     /// whose state it sees. One thread at a time runs graphs.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The engine: calls of entry points, the units that execute steps, and what is noted meanwhile.
 
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub mod beside;
+pub mod accelerators;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod builtin;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
@@ -10,14 +10,14 @@ pub(crate) mod call;
 pub(crate) mod capacity_limit;
 pub mod chunk;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod cpu;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod graph_unit;
 pub mod graphs;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod overflow;
-#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub(crate) mod processor;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod timeline;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]

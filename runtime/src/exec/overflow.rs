@@ -46,7 +46,7 @@ pub enum Misrouted {
 
 /// Rows by what became of them, summed over chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct OverflowCounters {
     /// (token, expert) pairs that the router made.
     pub routed: u64,
     /// Of these, pairs that were pruned.
@@ -59,7 +59,7 @@ pub struct Tally {
     pub padding: u64,
 }
 
-impl Tally {
+impl OverflowCounters {
     /// Share of the pairs that were pruned.
     pub fn drop_rate(&self) -> f64 {
         self.pruned as f64 / self.routed.max(1) as f64
@@ -102,38 +102,38 @@ const SURE: f64 = 4.0;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overflowed {
     /// Counts of pairs.
-    pub tally: Tally,
+    pub counters: OverflowCounters,
     /// Pairs that would have found no room at the rates that the plan expects.
     pub expected: f64,
 }
 
 impl Overflowed {
-    /// Of tallies by layer, under a placement; `None` where no experts have capacities.
-    pub fn of(tallies: &[(u32, Tally)], placement: &Placement) -> Option<Self> {
+    /// Of the counters of each layer, under a placement; `None` where no experts have capacities.
+    pub fn of(counters: &[(u32, OverflowCounters)], placement: &Placement) -> Option<Self> {
         let mut sum = Self::default();
-        for (layer, tally) in tallies {
+        for (layer, counters) in counters {
             let table = placement.experts.iter().find(|t| t.layer == *layer);
             let rate = table.and_then(|t| t.expected).map_or(0.0, |e| f64::from(e.overflow));
-            sum.tally.add(tally);
-            sum.expected += rate * tally.routed as f64;
+            sum.counters.add(counters);
+            sum.expected += rate * counters.routed as f64;
         }
-        (!tallies.is_empty()).then_some(sum)
+        (!counters.is_empty()).then_some(sum)
     }
 
     /// Share of the pairs that found no room.
     pub fn rate(&self) -> f64 {
-        (self.tally.pruned + self.tally.spilled) as f64 / self.tally.routed.max(1) as f64
+        (self.counters.pruned + self.counters.spilled) as f64 / self.counters.routed.max(1) as f64
     }
 
     /// Share that the plan expects.
     pub fn expected_rate(&self) -> f64 {
-        self.expected / self.tally.routed.max(1) as f64
+        self.expected / self.counters.routed.max(1) as f64
     }
 
     /// Whether so much more than expected found no room that chance does not explain it: as clumps of rows, which are
     /// Poisson, by four standard deviations and as many clumps.
     pub fn exceeds(&self) -> bool {
-        let over = (self.tally.pruned + self.tally.spilled) as f64;
+        let over = (self.counters.pruned + self.counters.spilled) as f64;
         over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP
     }
 }
@@ -141,7 +141,7 @@ impl Overflowed {
 impl std::fmt::Display for Overflowed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |rate: f64| rate * 100.0;
-        let Tally { pruned, spilled, .. } = self.tally;
+        let OverflowCounters { pruned, spilled, .. } = self.counters;
         write!(f, "{:.2} % of the rows of experts found no room", percent(self.rate()))?;
         match (pruned, spilled) {
             (0, 0) => {}
@@ -183,7 +183,7 @@ pub struct Decider {
 
 impl Decider {
     /// Decides each choice, where expert `e` has room for `capacities[e]` tokens; 0: for any number. Counts of
-    /// routed, pruned and spilled goes into `tally`.
+    /// routed, pruned and spilled goes into `counters`.
     ///
     /// # Errors
     /// Invalid choices. Nothing is counted then.
@@ -192,7 +192,7 @@ impl Decider {
         choices: &Choices<'_>,
         capacities: &[u32],
         policy: Overflow,
-        tally: &mut Tally,
+        counters: &mut OverflowCounters,
     ) -> Result<&[Fate], Misrouted> {
         let Choices { ids, k, saliency } = *choices;
         if k.checked_mul(saliency.len()) != Some(ids.len()) || u32::try_from(ids.len()).is_err() {
@@ -228,10 +228,10 @@ impl Decider {
                 };
             }
         }
-        tally.routed += ids.len() as u64;
+        counters.routed += ids.len() as u64;
         match policy {
-            Overflow::Prune => tally.pruned += over,
-            Overflow::Spill => tally.spilled += over,
+            Overflow::Prune => counters.pruned += over,
+            Overflow::Spill => counters.spilled += over,
         }
         Ok(&self.fates)
     }

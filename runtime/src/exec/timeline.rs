@@ -1,7 +1,7 @@
 //! Timeline of every thread and the disk, for Perfetto (<https://ui.perfetto.dev>).
 //!
-//! A track per lane with its steps, and inside of them the time that it waited for experts; a track of reads, from the moment
-//! when an expert was asked for to its last byte. Nothing is kept past [`MOST`] spans of a track.
+//! A track per thread with its steps, and inside of them the time that it waited for experts; a track of reads, from the moment
+//! when an expert was requested to its last byte. Nothing is kept past [`MOST`] spans of a track.
 
 use serde_json::json;
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ pub enum What {
         layer: u32,
         /// Expert.
         expert: u32,
-        /// Whether it was asked for before it was needed.
+        /// Whether it was requested before it was needed.
         ahead: bool,
     },
 }
@@ -46,20 +46,20 @@ type Span = (What, Duration, Duration);
 #[derive(Debug)]
 pub struct Timeline {
     start: Instant,
-    /// By lane, then reads.
+    /// One for each thread, then that of reads.
     tracks: Vec<Mutex<Vec<Span>>>,
 }
 
 impl Timeline {
-    /// For so many lanes.
-    pub fn new(lanes: usize) -> Self {
-        let tracks = (0..=lanes).map(|_| Mutex::new(Vec::new())).collect();
+    /// A timeline with tracks for so many threads.
+    pub fn new(threads: usize) -> Self {
+        let tracks = (0..=threads).map(|_| Mutex::new(Vec::new())).collect();
         Self { start: Instant::now(), tracks }
     }
 
-    /// Adds what a lane did from `begin` until now.
-    pub fn lane(&self, lane: usize, what: What, begin: Instant) {
-        self.add(lane, what, begin);
+    /// Adds a span of a thread from `begin` until now.
+    pub fn record(&self, thread: usize, what: What, begin: Instant) {
+        self.add(thread, what, begin);
     }
 
     /// Adds a read that ends now.
@@ -84,7 +84,7 @@ impl Timeline {
         let micros = |d: Duration| d.as_nanos() as f64 / 1e3;
         writeln!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         for track in 0..self.tracks.len() {
-            let label = if track == reads { "flash".to_owned() } else { format!("lane {track}") };
+            let label = if track == reads { "disk".to_owned() } else { format!("thread {track}") };
             let args = json!({ "name": label });
             let comma = if track == 0 { "" } else { ",\n" };
             let event = json!({"ph": "M", "name": "thread_name", "pid": 0, "tid": track, "args": args});
@@ -103,8 +103,8 @@ impl Timeline {
                 // Reads overlap each other: an asynchronous pair each, by expert.
                 let event = if tid == reads {
                     let id = from.as_nanos() as u64;
-                    let begin = json!({"ph": "b", "cat": "flash", "name": title, "id": id, "pid": 0, "tid": tid, "ts": ts});
-                    let end = json!({"ph": "e", "cat": "flash", "name": title, "id": id, "pid": 0, "tid": tid, "ts": ts + dur});
+                    let begin = json!({"ph": "b", "cat": "disk", "name": title, "id": id, "pid": 0, "tid": tid, "ts": ts});
+                    let end = json!({"ph": "e", "cat": "disk", "name": title, "id": id, "pid": 0, "tid": tid, "ts": ts + dur});
                     format!("{begin},\n{end}")
                 } else {
                     json!({"ph": "X", "name": title, "pid": 0, "tid": tid, "ts": ts, "dur": dur}).to_string()
@@ -124,10 +124,10 @@ mod tests {
     fn tracks_are_trace_events() {
         let t = Timeline::new(2);
         let begin = Instant::now();
-        t.lane(1, What::Step { entry: 0, step: 7 }, begin);
-        t.lane(1, What::Wait { layer: 3, expert: 9 }, begin);
+        t.record(1, What::Step { entry: 0, step: 7 }, begin);
+        t.record(1, What::Wait { layer: 3, expert: 9 }, begin);
         t.read(What::Read { layer: 3, expert: 9, ahead: true }, begin);
-        t.lane(9, What::Step { entry: 0, step: 0 }, begin);
+        t.record(9, What::Step { entry: 0, step: 0 }, begin);
         let mut bytes = Vec::new();
         t.write(&mut bytes, &|e, s| format!("entry {e} step {s}")).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();

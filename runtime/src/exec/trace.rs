@@ -3,10 +3,10 @@
 
 use crate::bundle::program::Program;
 use crate::error::Result;
-use crate::exec::beside::Beside;
+use crate::exec::accelerators::AcceleratorMemories;
 use crate::exec::call::{Threads, Walk};
 use crate::exec::engine::{Engine, Row};
-use crate::exec::unit::Unit;
+use crate::exec::unit::ComputeUnit;
 use crate::platform::memory::Addr;
 use crate::weights::store::Store;
 use moec_ir::EntryKind;
@@ -28,8 +28,8 @@ pub enum Moment {
 pub struct StepView<'a> {
     program: &'a Program,
     arena: Addr,
-    beside: &'a Beside,
-    units: &'a [Option<Box<dyn Unit + 'a>>],
+    accelerators: &'a AcceleratorMemories,
+    units: &'a [Option<Box<dyn ComputeUnit + 'a>>],
     state_at: &'a [Addr],
     store: &'a dyn Store,
     entry: &'a Entry,
@@ -69,14 +69,14 @@ impl StepView<'_> {
         let b = self.entry.buffers.get(index as usize)?;
         let arena = match b.memory.checked_sub(1).map(|m| m as usize) {
             None => self.arena,
-            Some(m) => self.beside.arenas.get(m).copied().flatten()?,
+            Some(m) => self.accelerators.arenas.get(m).copied().flatten()?,
         };
         self.seen(b.memory, arena.plus(b.offset as usize), b.bytes)
     }
 
     /// Whether the CPU can read a memory where it lies.
     fn is_mapped(&self, memory: u32) -> bool {
-        memory.checked_sub(1).is_none_or(|m| self.beside.mapped.get(m as usize) == Some(&true))
+        memory.checked_sub(1).is_none_or(|m| self.accelerators.mapped.get(m as usize) == Some(&true))
     }
 
     /// Bytes of a state, snapshots included: a copy, where the CPU cannot read them where they lie.
@@ -160,16 +160,16 @@ impl Engine<'_> {
             events: &self.events,
             fault: &fault,
             extent,
-            arrival: None,
+            progress: None,
             assigner: None,
             timeline: None,
         };
         let of = &self.program.entries[entry];
         let threads = Threads {
-            lanes: self.pool.lanes(),
+            cpu_threads: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
-            beside: &self.threads,
-            link: None,
+            accelerators: &self.unit_threads,
+            transfers: None,
         };
         let mut start = 0;
         while start < of.steps.len() {
@@ -179,7 +179,7 @@ impl Engine<'_> {
             let view = || StepView {
                 program: self.program,
                 arena: self.arena.base(),
-                beside: &self.beside,
+                accelerators: &self.accelerators,
                 units: &self.units,
                 state_at: self.states.addresses(),
                 store: self.store.as_ref(),
@@ -226,15 +226,15 @@ impl Engine<'_> {
             events: &self.events,
             fault: &fault,
             extent,
-            arrival: None,
+            progress: None,
             assigner: None,
             timeline: None,
         };
         let threads = Threads {
-            lanes: self.pool.lanes(),
+            cpu_threads: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
-            beside: &self.threads,
-            link: None,
+            accelerators: &self.unit_threads,
+            transfers: None,
         };
         let mut times = Vec::with_capacity(walk.bound.len());
         for index in 0..walk.bound.len() {

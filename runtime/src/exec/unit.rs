@@ -10,12 +10,12 @@ use moec_ir::plan::{self, Builtin, Grid, Span};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One thread of those that walk the steps.
+/// A thread of the pool in one call, with its scratch.
 #[derive(Clone, Copy, Debug)]
-pub struct Lane {
+pub struct PoolThread {
     /// Index, from 0.
     pub index: usize,
-    /// Of how many.
+    /// Number of threads.
     pub of: usize,
     /// Scratch of this thread.
     pub scratch: Addr,
@@ -23,11 +23,11 @@ pub struct Lane {
 
 /// The units of a program, by index: for what one of them has others do.
 #[derive(Clone, Copy, Default)]
-pub struct Units<'a>(pub(crate) &'a [Option<Box<dyn Unit + 'a>>]);
+pub struct Units<'a>(pub(crate) &'a [Option<Box<dyn ComputeUnit + 'a>>]);
 
 impl<'a> Units<'a> {
     /// The unit of an index; `None` where no step names it.
-    pub fn get(self, unit: usize) -> Option<&'a (dyn Unit + 'a)> {
+    pub fn get(self, unit: usize) -> Option<&'a (dyn ComputeUnit + 'a)> {
         self.0.get(unit)?.as_deref()
     }
 }
@@ -51,12 +51,12 @@ pub struct Launch<'a> {
     pub n: usize,
     /// Tokens of the longest sequence in this call, those of earlier calls included.
     pub seq_len: usize,
-    /// Items that lanes have taken so far; 0 when the call begins.
+    /// Items that threads have taken so far; 0 when the call begins.
     pub taken: &'a AtomicUsize,
     /// Index in the entry point.
     pub step: usize,
-    /// Matrices that it reads, if they are of experts on flash.
-    pub half: Option<Half>,
+    /// Matrices that it reads, if they are of experts on SSD.
+    pub layer_part: Option<LayerPart>,
     /// Receives what went wrong first.
     pub fault: &'a OnceLock<StepFault>,
     /// All units.
@@ -70,13 +70,32 @@ impl Launch<'_> {
     }
 }
 
-/// Matrices of the experts of a layer.
+/// Matrices of an expert that one step reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExpertPart {
+    /// Gate and up.
+    GateUp,
+    /// Down.
+    Down,
+}
+
+impl ExpertPart {
+    /// Both parts, in the order in which they are computed.
+    pub const ALL: [Self; 2] = [Self::GateUp, Self::Down];
+
+    /// Index in [`ExpertPart::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A part of the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Half {
+pub struct LayerPart {
     /// Layer, counted over those with routed experts.
     pub layer: usize,
-    /// 0: gate and up; 1: down.
-    pub part: usize,
+    /// Part of each expert.
+    pub part: ExpertPart,
 }
 
 /// Fault in a step.
@@ -84,10 +103,10 @@ pub struct Half {
 pub enum StepFault {
     /// A router chose an expert that does not exist.
     Expert(BadExpert),
-    /// A unit beside the CPU failed, or a static graph was refused.
+    /// An accelerator failed, or a static graph was refused.
     Unit(Error),
     /// Experts could not be read.
-    Flash(Error),
+    Disk(Error),
     /// Weights did not come.
     Weights(Error),
     /// A step runs a builtin that the unit does not know.
@@ -124,16 +143,16 @@ pub struct BadExpert {
 
 /// Executes the steps of a plan that name it.
 ///
-/// The CPU's steps are walked by several lanes together; every other unit has one thread of its own, which submits its
+/// The CPU's steps are walked by several threads together; every other unit has one thread of its own, which submits its
 /// steps one after the other, and waits where another unit needs what they give.
-pub trait Unit: Send + Sync {
+pub trait ComputeUnit: Send + Sync {
     /// Name, for people.
     fn name(&self) -> &'static str;
 
     /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Reads what it executes beside kernels: the artifacts of the bundle that its steps name; asked for once, before anything
+    /// Reads what it executes beside kernels: the artifacts of the bundle that its steps name; called once, before anything
     /// else. `index` is its own in the plan.
     ///
     /// # Errors
@@ -142,7 +161,7 @@ pub trait Unit: Send + Sync {
         Ok(())
     }
 
-    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before it
+    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; called once, before it
     /// runs a step. `None`: it works in the CPU's.
     ///
     /// # Errors
@@ -177,14 +196,14 @@ pub trait Unit: Send + Sync {
     /// A call of an entry point begins, another one than that of the last call. A hint, for what takes time to load.
     fn prepare(&self, _entry: usize) {}
 
-    /// Does a lane's share of a step, or begins it. Every lane of the unit comes here once per step; the shares are disjoint
+    /// Does a thread's share of a step, or begins it. Every thread of the unit comes here once per step; the shares are disjoint
     /// and together the whole.
     ///
     /// # Safety
     /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one
-    /// depends on has ended on all lanes; lanes of one call have distinct indexes below the common `of`, each with its own
+    /// depends on has ended on all threads; threads of one call have distinct indexes below the common `of`, each with its own
     /// scratch.
-    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane);
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread);
 
     /// Waits until everything has ended that was submitted.
     fn wait(&self, _fault: &OnceLock<StepFault>) {}
@@ -194,7 +213,7 @@ pub trait Unit: Send + Sync {
 ///
 /// # Errors
 /// [`Error::Machine`]; [`Error::Machine`] for a unit without an implementation.
-pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> Result<()> {
+pub(crate) fn check(units: &[Option<Box<dyn ComputeUnit + '_>>], program: &Program) -> Result<()> {
     for entry in &program.entries {
         for (step, s) in entry.steps.iter().enumerate() {
             let unit = units.get(s.unit as usize).and_then(Option::as_ref).ok_or_else(|| {
@@ -211,22 +230,22 @@ pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> 
     Ok(())
 }
 
-/// Runs a lane's share of a kernel.
+/// Runs a thread's share of a kernel.
 ///
 /// # Safety
-/// As [`Unit::submit`].
-pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
+/// As [`ComputeUnit::submit`].
+pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, thread: PoolThread) {
     // SAFETY: the caller's promise; nothing else uses the ranges.
-    let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
+    let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, thread, begin, end) };
     match launch.grid {
         Grid::One => {
-            if lane.index == 0 {
+            if thread.index == 0 {
                 call(0, 1);
             }
         }
         Grid::Tiles { rows, tiles } => {
             let items = launch.n.div_ceil(rows.max(1) as usize) * tiles as usize;
-            share(launch.taken, items, ALIKE, lane, call);
+            share(launch.taken, items, ALIKE, thread, call);
         }
         Grid::Experts { table, tiles } => {
             let Some(table) = launch.args.get(table as usize) else { return };
@@ -234,33 +253,33 @@ pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
             // the step that writes it has ended.
             let active = unsafe { table.of::<i32>().read() };
             let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
-            share(launch.taken, items, UNEVEN, lane, call);
+            share(launch.taken, items, UNEVEN, thread, call);
         }
     }
 }
 
-/// Items per lane up to which all lanes get equal shares: taking turns would cost more than it evens out.
+/// Items per thread up to which all threads get equal shares: taking turns would cost more than it evens out.
 const FEW: usize = 8;
 
-/// The fewest items that a lane takes at once: one in so many of an even share.
+/// The fewest items that a thread takes at once: one in so many of an even share.
 const LEAST: usize = 32;
 
-/// Of what is left, a lane takes one in so many of an even share: of items that are alike, and of those of experts, which
+/// Of what is left, a thread takes one in so many of an even share: of items that are alike, and of those of experts, which
 /// come with the largest first.
 const ALIKE: usize = 2;
 const UNEVEN: usize = 8;
 
-/// Calls `call` with this lane's ranges of `items`.
+/// Calls `call` with this thread's ranges of `items`.
 ///
 /// Neither are items equal (experts have their own numbers of rows) nor are cores (little ones, ones that something else
-/// runs on). So lanes come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
+/// runs on). So threads come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
 /// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where no thread then waits long.
-fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl Fn(usize, usize)) {
-    if items <= lane.of * FEW || lane.of == 1 {
-        return call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
+fn share(taken: &AtomicUsize, items: usize, part: usize, thread: PoolThread, call: impl Fn(usize, usize)) {
+    if items <= thread.of * FEW || thread.of == 1 {
+        return call(items * thread.index / thread.of, items * (thread.index + 1) / thread.of);
     }
-    let least = (items / (lane.of * LEAST)).max(1);
-    let end = |begin: usize| begin + ((items - begin) / (lane.of * part)).max(least).min(items - begin);
+    let least = (items / (thread.of * LEAST)).max(1);
+    let end = |begin: usize| begin + ((items - begin) / (thread.of * part)).max(least).min(items - begin);
     let next = |begin: usize| (begin < items).then(|| end(begin));
     while let Ok(begin) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
         call(begin, end(begin));
@@ -270,13 +289,19 @@ fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl 
 /// Runs some items of a kernel.
 ///
 /// # Safety
-/// As [`Unit::submit`]; no other thread runs these items.
-pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, begin: usize, end: usize) {
+/// As [`ComputeUnit::submit`]; no other thread runs these items.
+pub(crate) unsafe fn kernel_items(
+    f: KernelFn,
+    launch: &Launch<'_>,
+    thread: PoolThread,
+    begin: usize,
+    end: usize,
+) {
     if begin < end {
         // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
-        // pointer), and the scratch is this lane's.
+        // pointer), and the scratch is this thread's.
         unsafe {
-            f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, lane.scratch.ptr());
+            f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, thread.scratch.ptr());
         }
     }
 }
@@ -284,8 +309,8 @@ pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, 
 /// Executes a `copy` with the unit's own means. True if it was one.
 ///
 /// # Safety
-/// As [`Unit::submit`], on one lane.
-pub unsafe fn copied(unit: &dyn Unit, launch: &Launch<'_>) -> bool {
+/// As [`ComputeUnit::submit`], on one thread.
+pub unsafe fn copied(unit: &dyn ComputeUnit, launch: &Launch<'_>) -> bool {
     let Code::Builtin(Builtin::Copy { words, span }) = launch.code else { return false };
     let row = words as usize * 4;
     let (from, to, skip, bytes) = match (span, launch.args) {

@@ -35,7 +35,7 @@ pub(super) enum Cannot {
     /// Keep a copy of a slot, to which it could go back: the plan has no room for one.
     Snapshot,
     /// Go on, be copied or kept: a call that changed the slot has ended in an error.
-    Torn {
+    Dirty {
         /// Slot.
         slot: u32,
     },
@@ -64,7 +64,7 @@ impl fmt::Display for Cannot {
                 "rewind slot {slot} from {len} tokens to {pos}: it has overwritten what is seen from there, {least} is the least"
             ),
             Self::Snapshot => f.write_str("keep a snapshot: the plan has no room for one"),
-            Self::Torn { slot } => {
+            Self::Dirty { slot } => {
                 write!(f, "go on in slot {slot}: a call ended in an error while it changed the state")
             }
             Self::Fork => f.write_str("be copied to another slot: another unit keeps it"),
@@ -88,7 +88,7 @@ impl Cannot {
             Self::Snapshot | Self::Rewind { room: 0, .. } => {
                 "give the sequence again from its beginning, or build again: this version of moec gives states room for snapshots"
             }
-            Self::Rewind { .. } | Self::Torn { .. } => {
+            Self::Rewind { .. } | Self::Dirty { .. } => {
                 "give the sequence again from its beginning, or go back to a snapshot"
             }
             Self::Reach { .. } => "give the sequence again from its beginning",
@@ -129,7 +129,7 @@ pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
     check_own(plan, Cannot::Fork)
 }
 
-/// Refuses a plan of whose states some lie beside the processor's memory: they cannot do this.
+/// Refuses a plan of whose states some lie outside of the CPU's memory: they cannot do this.
 ///
 /// # Errors
 /// As [`check_fork`].
@@ -140,11 +140,11 @@ pub(super) fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
 }
 
-/// How many tokens of a sequence can be guessed, taken at once, and taken back: what rings hold beside what they see.
+/// Number of draft tokens that a call can take and take back: what rings hold beside what they see.
 ///
 /// # Errors
 /// [`Error::State`] for a state that folds tokens together without room for a snapshot, or that another unit keeps.
-pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
+pub(crate) fn max_draft_tokens(plan: &Plan) -> Result<usize> {
     check_own(plan, Cannot::Draft)?;
     if plan.snapshots_of_slot() == 0 && least(plan).is_some() {
         return Err(refusal(plan, Cannot::Draft));

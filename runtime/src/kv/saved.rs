@@ -23,7 +23,7 @@
 
 use crate::bundle::program::Program;
 use crate::error::{Error, Hex, Result};
-use crate::exec::engine::{Engine, turn};
+use crate::exec::engine::{Engine, long_rope_threshold};
 use crate::platform::regular;
 use moec_ir::plan::Plan;
 use sha2::{Digest, Sha256};
@@ -50,8 +50,8 @@ pub struct Saved {
     bytes: u64,
     hash: Sha256,
     written: usize,
-    /// Tokens after which a prompt of this plan has other angles of positions.
-    turn: Option<usize>,
+    /// Long-RoPE threshold of this plan.
+    long_rope_threshold: Option<usize>,
     ids: Vec<u32>,
     snapshots: Vec<usize>,
 }
@@ -176,8 +176,8 @@ impl Saved {
             return Err(wrong("one of its ids is outside of the vocabulary"));
         }
         let hash = Sha256::new().chain_update(head).chain_update(&raw);
-        let (path, turn) = (path.to_owned(), turn(program));
-        Ok(Self { path, file, bytes, hash, written, turn, ids, snapshots })
+        let (path, long_rope_threshold) = (path.to_owned(), long_rope_threshold(program));
+        Ok(Self { path, file, bytes, hash, written, long_rope_threshold, ids, snapshots })
     }
 
     /// Tokens of the prompt.
@@ -185,16 +185,16 @@ impl Saved {
         &self.ids
     }
 
-    /// The number of tokens on whose other side a prompt of `tokens` is: all of its positions have other angles (LongRoPE), and nothing
-    /// of what is saved is a part of it.
-    pub fn turned_from(&self, tokens: usize) -> Option<usize> {
-        self.turn.filter(|&turn| (self.ids.len() > turn) != (tokens > turn))
+    /// The long-RoPE threshold, if a prompt of `tokens` is on its other side: then all of its positions have other angles, and nothing
+    /// that is saved can be used.
+    pub fn crossed_long_rope_threshold(&self, tokens: usize) -> Option<usize> {
+        self.long_rope_threshold.filter(|&threshold| (self.ids.len() > threshold) != (tokens > threshold))
     }
 
     /// Number of the first tokens of `prompt` that it holds, the last token left aside: its logits are not saved, so that one token
     /// is always to be computed.
     pub fn shared_with(&self, prompt: &[u32]) -> usize {
-        if self.turned_from(prompt.len()).is_some() {
+        if self.crossed_long_rope_threshold(prompt.len()).is_some() {
             return 0;
         }
         let same = self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -207,7 +207,7 @@ impl Saved {
     /// [`Error::State`] for what another unit keeps; [`Error::BadFile`] for a file of another length than the plan's states have, or
     /// with another hash; [`Error::Io`]. The slot holds nothing then.
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
-        let Self { path, mut file, bytes, mut hash, written, turn: _, ids, snapshots } = self;
+        let Self { path, mut file, bytes, mut hash, written, long_rope_threshold: _, ids, snapshots } = self;
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::UnexpectedEof => unusable(&path, "it is cut off"),
             _ => Error::io("read", path.clone(), source),

@@ -42,8 +42,8 @@ pub(crate) struct States<'p> {
     /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
     pool: Pool,
-    /// Slots that a call has begun to change and not ended.
-    torn: Vec<u32>,
+    /// Slots whose states a call has changed without completing.
+    dirty: Vec<u32>,
 }
 
 impl<'p> States<'p> {
@@ -51,7 +51,7 @@ impl<'p> States<'p> {
     /// CPU's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for more than an address space holds, [`Error::Io`] for more than the system gives.
+    /// [`Error::Bundle`] for more than an address space holds, [`Error::Io`] for more than the operating system gives.
     pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>], sequences: u32) -> Result<Self> {
         let large = || Error::plan("the KV cache is larger than memory can be");
         let (mut bytes, mut offsets) = (0_u64, Vec::with_capacity(plan.states.len()));
@@ -92,7 +92,7 @@ impl<'p> States<'p> {
             rings,
             values,
             folded,
-            torn: Vec::new(),
+            dirty: Vec::new(),
         })
     }
 
@@ -139,7 +139,7 @@ impl<'p> States<'p> {
             self.region.zero(at, state.slot).ok_or_else(short)?;
         }
         self.pool.cut(slot, 0);
-        self.torn.retain(|&t| t != slot);
+        self.dirty.retain(|&t| t != slot);
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl<'p> States<'p> {
     pub(crate) fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
         self.check_rewind(slot, pos)?;
         let len = &mut self.lens[slot as usize];
-        if pos == *len && !self.torn.contains(&slot) {
+        if pos == *len && !self.dirty.contains(&slot) {
             return Ok(());
         }
         if pos == 0 {
@@ -213,7 +213,7 @@ impl<'p> States<'p> {
                 self.region.copy(kept, live, state.slot).ok_or_else(short)?;
             }
         }
-        self.torn.retain(|&t| t != slot);
+        self.dirty.retain(|&t| t != slot);
         Ok(())
     }
 
@@ -377,7 +377,7 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Fills parts of the region, then snapshots of a slot; of those that find no room, `source` is asked all the same.
+    /// Fills parts of the region, then snapshots of a slot; of those that find no room, `source` is called all the same.
     fn fill(
         &mut self,
         slot: u32,
@@ -435,7 +435,7 @@ impl<'p> States<'p> {
         for (slot, pos) in first {
             self.rewind(slot, pos)?;
             if !self.folded.is_empty() {
-                self.torn.push(slot);
+                self.dirty.push(slot);
             }
         }
         if !self.rings.is_empty() {
@@ -454,8 +454,8 @@ impl<'p> States<'p> {
         for of in values {
             let mut open = None;
             for (slot, pos) in rows.clone() {
-                if let Some(begun) = open.take_if(|begun: &mut (u32, usize)| begun.0 != slot) {
-                    of.clear(region, begun).ok_or_else(short)?;
+                if let Some(partial) = open.take_if(|partial: &mut (u32, usize)| partial.0 != slot) {
+                    of.clear(region, partial).ok_or_else(short)?;
                 }
                 if pos < of.rows && pos.is_multiple_of(of.block) {
                     open = Some((slot, pos));
@@ -464,8 +464,8 @@ impl<'p> States<'p> {
                     open = None;
                 }
             }
-            if let Some(begun) = open {
-                of.clear(region, begun).ok_or_else(short)?;
+            if let Some(partial) = open {
+                of.clear(region, partial).ok_or_else(short)?;
             }
         }
         Ok(())
@@ -476,7 +476,7 @@ impl<'p> States<'p> {
         for (slot, pos) in rows {
             self.lens[slot as usize] = pos + 1;
             if !self.folded.is_empty() {
-                self.torn.retain(|&t| t != slot);
+                self.dirty.retain(|&t| t != slot);
             }
         }
     }
@@ -486,7 +486,7 @@ impl<'p> States<'p> {
     }
 
     fn check_whole(&self, slot: u32) -> Result<()> {
-        if self.torn.contains(&slot) { Err(refusal(self.plan, Cannot::Torn { slot })) } else { Ok(()) }
+        if self.dirty.contains(&slot) { Err(refusal(self.plan, Cannot::Dirty { slot })) } else { Ok(()) }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Experts and neurons that stay on flash: reads, what is in memory, which stay.
+//! Experts and neurons that stay on disk: reads, what is in memory, which stay.
 
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cache;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub mod flash;
+pub mod disk;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod neurons;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

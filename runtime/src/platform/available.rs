@@ -4,13 +4,13 @@
 use std::{fs, path::Path};
 
 /// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
-/// this process is in. `None`: the system does not say.
+/// this process is in. `None`: the operating system does not say.
 #[cfg(target_os = "linux")]
 pub fn available() -> Option<u64> {
     let read = |path: &Path| fs::read_to_string(path).ok();
     let machine = field(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")?.saturating_mul(1024);
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    Some(rooms(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
+    Some(limits(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
 }
 
 /// This system does not say.
@@ -43,7 +43,7 @@ const V2: Version = Version { limit: "memory.max", held: ["anon ", "shmem "] };
 /// Memory left by the limits of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both
 /// versions. Groups without a limit are passed over.
 #[cfg(target_os = "linux")]
-fn rooms<'a>(
+fn limits<'a>(
     groups: &'a str,
     root: &'a Path,
     read: &'a dyn Fn(&Path) -> Option<String>,
@@ -90,7 +90,7 @@ mod tests {
             };
             Some(text.to_owned())
         };
-        let of = |groups: &str| rooms(groups, Path::new("/g"), &read).min();
+        let of = |groups: &str| limits(groups, Path::new("/g"), &read).min();
         for (groups, room) in [
             ("4:memory:/a/b\n3:cpuset:/\n0::/\n", Some(4680)),
             ("0::/u/v\n", Some(7000)),

@@ -9,8 +9,8 @@ enum Test {
     /// Every CPU of the architecture has it.
     Always,
     /// A function knows.
-    Ask(fn() -> bool),
-    /// A bit of CPUID, for features without state that the system would have to save.
+    Detect(fn() -> bool),
+    /// A bit of CPUID, for features without state that the operating system would have to save.
     #[cfg(target_arch = "x86_64")]
     Bit { leaf: u32, sub: u32, reg: Reg, bit: u32 },
 }
@@ -29,7 +29,7 @@ impl Test {
     fn holds(self) -> bool {
         match self {
             Self::Always => true,
-            Self::Ask(f) => f(),
+            Self::Detect(f) => f(),
             #[cfg(target_arch = "x86_64")]
             Self::Bit { leaf, sub, reg, bit } => cpuid(leaf, sub, reg) >> bit & 1 != 0,
         }
@@ -38,11 +38,11 @@ impl Test {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! x86 {
-    ($($name:tt)*) => { [$(($name, Test::Ask(|| std::arch::is_x86_feature_detected!($name)))),*] };
+    ($($name:tt)*) => { [$(($name, Test::Detect(|| std::arch::is_x86_feature_detected!($name)))),*] };
 }
 #[cfg(target_arch = "aarch64")]
 macro_rules! arm {
-    ($($llvm:tt = $std:tt)*) => { [$(($llvm, Test::Ask(|| std::arch::is_aarch64_feature_detected!($std)))),*] };
+    ($($llvm:tt = $std:tt)*) => { [$(($llvm, Test::Detect(|| std::arch::is_aarch64_feature_detected!($std)))),*] };
 }
 
 /// Features by LLVM's name where the standard library has the same one.
@@ -65,15 +65,15 @@ static SPECIAL: &[(&str, Test)] = &[
     ("x87", Test::Always),
     ("sse", Test::Always),
     ("sse2", Test::Always),
-    ("bmi", Test::Ask(|| std::arch::is_x86_feature_detected!("bmi1"))),
-    ("cx16", Test::Ask(|| std::arch::is_x86_feature_detected!("cmpxchg16b"))),
-    ("crc32", Test::Ask(|| std::arch::is_x86_feature_detected!("sse4.2"))),
-    ("evex512", Test::Ask(|| std::arch::is_x86_feature_detected!("avx512f"))),
-    ("amx-tile", Test::Ask(|| amx(7, 0, Reg::D, 24))),
-    ("amx-int8", Test::Ask(|| amx(7, 0, Reg::D, 25))),
-    ("amx-bf16", Test::Ask(|| amx(7, 0, Reg::D, 22))),
-    ("amx-fp16", Test::Ask(|| amx(7, 1, Reg::A, 21))),
-    ("amx-complex", Test::Ask(|| amx(7, 1, Reg::D, 8))),
+    ("bmi", Test::Detect(|| std::arch::is_x86_feature_detected!("bmi1"))),
+    ("cx16", Test::Detect(|| std::arch::is_x86_feature_detected!("cmpxchg16b"))),
+    ("crc32", Test::Detect(|| std::arch::is_x86_feature_detected!("sse4.2"))),
+    ("evex512", Test::Detect(|| std::arch::is_x86_feature_detected!("avx512f"))),
+    ("amx-tile", Test::Detect(|| amx(7, 0, Reg::D, 24))),
+    ("amx-int8", Test::Detect(|| amx(7, 0, Reg::D, 25))),
+    ("amx-bf16", Test::Detect(|| amx(7, 0, Reg::D, 22))),
+    ("amx-fp16", Test::Detect(|| amx(7, 1, Reg::A, 21))),
+    ("amx-complex", Test::Detect(|| amx(7, 1, Reg::D, 8))),
     ("sahf", bit(0x8000_0001, 0, Reg::C, 0)),
     ("prfchw", bit(0x8000_0001, 0, Reg::C, 8)),
     ("mwaitx", bit(0x8000_0001, 0, Reg::C, 29)),
@@ -141,8 +141,8 @@ fn cpuid(leaf: u32, sub: u32, reg: Reg) -> u32 {
     }
 }
 
-/// Whether the CPU has an AMX feature and the system lets this process use tiles. Linux wants to be
-/// asked first; asking twice is harmless.
+/// Whether the CPU has an AMX feature and the operating system lets this process use tiles. Linux wants to be
+/// requested first; requesting it twice is harmless.
 #[cfg(target_arch = "x86_64")]
 fn amx(leaf: u32, sub: u32, reg: Reg, at: u32) -> bool {
     bit(leaf, sub, reg, at).holds() && tiles_permitted()
@@ -179,7 +179,7 @@ pub fn unknown<'a>(features: &[&'a str]) -> Vec<&'a str> {
     features.iter().copied().filter(|f| test(f).is_none()).collect()
 }
 
-/// Words of triples, and the systems that programs with them are for. Others are not told apart.
+/// Words of triples, and the systems that programs with them are for. Others are not distinguished.
 static SYSTEMS: &[(&str, &[&str])] = &[
     ("linux", &["linux", "android"]),
     ("darwin", &["macos"]),

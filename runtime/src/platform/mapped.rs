@@ -3,7 +3,7 @@
 //! A page of a mapped file that is not there any more raises SIGBUS in the thread that reads it, which would end the process without
 //! a word. So every mapping is listed in a table that a signal handler can read: it looks the address up, says which file
 //! was cut, and ends the process with exit code 1. Faults of other addresses go to the previous handler: Rust's own
-//! handler, which tells overflows of the stack, or the system, which ends the process.
+//! handler, which tells overflows of the stack, or the operating system, which ends the process.
 //!
 //! The handler allocates nothing and takes no lock: what it says is written down when the file is mapped.
 
@@ -30,7 +30,7 @@ impl MappedFile {
     /// ends the process with a message.
     ///
     /// # Errors
-    /// As [`regular::open`], and what the system refuses.
+    /// As [`regular::open`], and what the operating system refuses.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(&regular::open(path)?, path)
     }
@@ -38,7 +38,7 @@ impl MappedFile {
     /// As [`MappedFile::open`], of a regular file that is open. `path` is how messages name it.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// What the operating system refuses.
     pub fn of(file: &File, path: &Path) -> io::Result<Self> {
         // SAFETY: the mapping is only read, and every byte pattern is a valid `u8`. A file that others rewrite gives other
         // numbers, one that they cut ends the process: neither breaks the safety of memory.
@@ -57,7 +57,7 @@ impl MappedFile {
         &self.map
     }
 
-    /// Whether a cut of the file would be told. Not so past [`MOST`] mappings, and where the system has no such signals.
+    /// Whether a cut of the file would be told. Not so past [`MOST`] mappings, and where the operating system has no such signals.
     pub fn is_watched(&self) -> bool {
         #[cfg(unix)]
         return self.watch.is_some();
@@ -175,7 +175,7 @@ mod watch {
         }
     }
 
-    /// Listens for faults from now on; again is harmless. Where the system refuses, faults end the process as ever.
+    /// Listens for faults from now on; again is harmless. Where the operating system refuses, faults end the process as ever.
     fn install() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
@@ -234,7 +234,7 @@ mod watch {
                 libc::_exit(1)
             }
         }
-        // SAFETY: exactly what the system has given.
+        // SAFETY: exactly what the operating system has given.
         unsafe { pass_on(signal, info, context) };
     }
 
@@ -263,7 +263,7 @@ mod watch {
                 }
             }
             _ => {
-                // The instruction is tried again after this, and the system ends the process as it would have.
+                // The instruction is tried again after this, and the operating system ends the process as it would have.
                 // SAFETY: all-zero is the default action.
                 unsafe {
                     let default: sigaction = std::mem::zeroed();

@@ -54,7 +54,7 @@ impl Addr {
     }
 }
 
-/// Anonymous memory: zeroed, page-aligned, and backed by the system only where it was touched.
+/// Anonymous memory: zeroed, page-aligned, and backed by the operating system only where it was touched.
 #[derive(Debug)]
 pub struct Region {
     // Held for its Drop and for advice; accessed through `base` only, so that no reference to the whole ever exists.
@@ -68,12 +68,12 @@ impl Region {
     /// Maps `bytes` bytes for `what`.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses.
+    /// [`Error::Io`] if the operating system refuses.
     pub fn new(what: &'static str, bytes: u64) -> Result<Self> {
         Self::aligned(what, bytes, 1)
     }
 
-    /// As [`Region::new`], aligned to 2 MiB and asked for in pages of that size, where the system has them.
+    /// As [`Region::new`], aligned to 2 MiB and requested in pages of that size, where the operating system has them.
     ///
     /// # Errors
     /// As [`Region::new`].
@@ -85,7 +85,7 @@ impl Region {
         Ok(region)
     }
 
-    /// `align`: a power of two; up to a page it is what the system gives anyway.
+    /// `align`: a power of two; up to a page it is what the operating system gives anyway.
     fn aligned(what: &'static str, bytes: u64, align: usize) -> Result<Self> {
         let refused = |source| Error::memory(what, bytes, source);
         let none = || refused(io::ErrorKind::OutOfMemory.into());
@@ -93,15 +93,15 @@ impl Region {
         let whole = len.max(1).checked_add(align - 1).filter(|&n| isize::try_from(n).is_ok());
         let whole = whole.ok_or_else(none)?;
         // Not reserved: of a KV cache a run may need a small part. What it may need is compared with what is free before
-        // ([`crate::weights::Demand`]); the system would compare the whole with all the memory that there is.
+        // ([`crate::weights::Demand`]); the operating system would compare the whole with all the memory that there is.
         let mut map = MmapOptions::new().len(whole).no_reserve_swap().map_anon().map_err(refused)?;
         let first = map.as_mut_ptr();
         let base = Addr(first.wrapping_add(first.addr().next_multiple_of(align) - first.addr()));
         Ok(Self { map, base, bytes: len })
     }
 
-    /// Has the system back a part of the region now, rather than when it is first written. Its bytes stay as they are. Places
-    /// and lengths are in bytes, multiples of 4096. A hint: whether the system took it.
+    /// Has the operating system back a part of the region now, rather than when it is first written. Its bytes stay as they are. Places
+    /// and lengths are in bytes, multiples of 4096. A hint: whether the operating system took it.
     #[cfg(target_os = "linux")]
     pub(crate) fn populate(&self, at: usize, bytes: usize) -> bool {
         let skip = self.base.ptr().addr() - self.map.as_ptr().addr();

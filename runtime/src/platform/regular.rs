@@ -114,12 +114,12 @@ const FOLDER: &str = "a folder";
 /// Opens a regular file for reading. Never blocks.
 ///
 /// # Errors
-/// [`Refused::Kind`] for whatever else is there, and what the system says.
+/// [`Refused::Kind`] for whatever else is there, and what the operating system says.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, 0)
 }
 
-/// As [`open`], with more flags of the system's `open`.
+/// As [`open`], with more flags of the operating system's `open`.
 ///
 /// # Errors
 /// As [`open`].
@@ -150,10 +150,10 @@ pub struct FileId {
     inode: u64,
 }
 
-/// The identity of an open file; `None` where the system does not tell.
+/// The identity of an open file; `None` where the operating system does not tell.
 ///
 /// # Errors
-/// What the system says.
+/// What the operating system says.
 #[cfg(unix)]
 pub fn identity(file: &File) -> io::Result<Option<FileId>> {
     use std::os::unix::fs::MetadataExt as _;
@@ -161,7 +161,7 @@ pub fn identity(file: &File) -> io::Result<Option<FileId>> {
     Ok(Some(FileId { device: meta.dev(), inode: meta.ino() }))
 }
 
-/// This system does not tell.
+/// This system does not report it.
 ///
 /// # Errors
 /// None.
@@ -171,7 +171,7 @@ pub fn identity(_file: &File) -> io::Result<Option<FileId>> {
     Ok(None)
 }
 
-/// Clears `O_NONBLOCK`: io_uring would fail reads that the disk must be asked for.
+/// Clears `O_NONBLOCK`: io_uring would fail reads that the disk must be requested.
 #[cfg(unix)]
 fn wait_again(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;

@@ -1,7 +1,7 @@
 //! Decision at a dispatch: the unit of each expert of a layer, and the transfers for that.
 
 use crate::offload::cache::Key;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// An expert is brought into a frame of the GPU's memory, whose expert has left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Transfer {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// By expert; the CPU, where it has no tokens.
-    pub units: Vec<Unit>,
+    pub units: Vec<ExpertUnit>,
     /// Transfers for this layer, and moves for layers to come, in order.
     pub transfers: Vec<Transfer>,
     /// Expected time of the layer, in microseconds.
@@ -41,7 +41,7 @@ impl Decision {
     /// Empties it, for a layer of so many experts.
     pub(super) fn clear(&mut self, experts: usize) {
         self.units.clear();
-        self.units.resize(experts, Unit::Cpu);
+        self.units.resize(experts, ExpertUnit::Cpu);
         self.transfers.clear();
         self.makespan_us = 0.0;
     }

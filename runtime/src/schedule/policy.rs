@@ -4,7 +4,7 @@
 //! time, and a system is for one of them: `sums` of units' times, where memories compute beside the GPU and the CPU, and
 //! `timelines` on which experts arrive, where a GPU with frames and the CPU share them.
 
-use super::scheduled::Unit;
+use super::scheduled::ExpertUnit;
 
 /// Order in which the three timelines of HybriMoE's simulation are filled: "the timeline with the earliest completion time" (§IV-B) can
 /// be read in two ways.
@@ -35,7 +35,7 @@ pub enum Solver {
     /// TriMoE as it is written (§4.2): each where it costs least, then the costliest expert of the busiest unit moves.
     Refined,
     /// Experts in the GPU's memory to the GPU, the others to this unit, but for as many of the hottest as shorten the step.
-    Hottest(Unit),
+    Hottest(ExpertUnit),
 }
 
 /// The solvers of both models, with a name and what they do; first those of timelines, then what sums have besides.
@@ -52,8 +52,12 @@ pub const SOLVERS: &[(&str, Solver, &str)] = &[
     ("cpu", Solver::Cpu, "the CPU computes all"),
     ("cheapest", Solver::Cheapest, "each expert where it is computed sooner by itself"),
     ("refined", Solver::Refined, "TriMoE §4.2; each where it costs least, then the busiest unit gives away"),
-    ("hottest-cpu", Solver::Hottest(Unit::Cpu), "the GPU computes the hottest, the CPU the rest"),
-    ("hottest-near", Solver::Hottest(Unit::Near), "the GPU computes the hottest, near-data units the rest"),
+    ("hottest-cpu", Solver::Hottest(ExpertUnit::Cpu), "the GPU computes the hottest, the CPU the rest"),
+    (
+        "hottest-near",
+        Solver::Hottest(ExpertUnit::Near),
+        "the GPU computes the hottest, near-data units the rest",
+    ),
 ];
 
 impl Solver {
@@ -97,7 +101,7 @@ pub enum Keeps {
 
 /// Prediction, and the moves for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Foresees {
+pub enum Prediction {
     /// Nothing.
     Nothing,
     /// Experts of so many layers ahead, by their gates: transferred while the link is idle (HybriMoE, §IV-C).
@@ -109,8 +113,8 @@ pub enum Foresees {
     },
 }
 
-impl Foresees {
-    /// Layers ahead whose gates are asked.
+impl Prediction {
+    /// Layers ahead whose gates are applied.
     pub fn gates(self) -> usize {
         if let Self::Gates(layers) = self { layers } else { 0 }
     }
@@ -146,7 +150,7 @@ pub struct System {
     /// Experts that stay.
     pub keeps: Keeps,
     /// Prediction.
-    pub foresees: Foresees,
+    pub prediction: Prediction,
     /// Description, for people.
     pub says: &'static str,
 }
@@ -158,19 +162,19 @@ impl System {
         solver: Solver,
         units: Units,
         keeps: Keeps,
-        foresees: Foresees,
+        prediction: Prediction,
         says: &'static str,
     ) -> Self {
-        Self { name, prefill: solver, decode: solver, units, keeps, foresees, says }
+        Self { name, prefill: solver, decode: solver, units, keeps, prediction, says }
     }
 }
 
 /// TriMoE with a solver of ours in place of its own, and whether experts move.
 pub const fn trimoe(name: &'static str, solver: Solver, moves: bool) -> System {
-    let foresees = if moves { Foresees::Loads { relayout: true } } else { Foresees::Nothing };
+    let prediction = if moves { Prediction::Loads { relayout: true } } else { Prediction::Nothing };
     let says =
-        "GPU, CPU and near-data units; experts move between layouts and memories where loads ask for it";
-    System::of_sums(name, solver, Units::ALL, Keeps::Classes, foresees, says)
+        "GPU, CPU and near-data units; experts move between layouts and memories where loads request it";
+    System::of_sums(name, solver, Units::ALL, Keeps::Classes, prediction, says)
 }
 /// TriMoE as it is written.
 pub const TRIMOE: System = trimoe("TriMoE", Solver::Refined, true);

@@ -8,7 +8,7 @@ use crate::exec::engine::Engine;
 use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::generate::{Request, check_context, rate};
 use crate::serving::sampler::{Sampler, Sampling};
-use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
+use crate::serving::scheduler::{Choose, End, Event, Job, Scheduler, Setting, StepWork};
 use std::cell::RefCell;
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ pub struct Candidate {
     pub seed: u64,
     /// The generated ids, an end token included.
     pub ids: Vec<u32>,
-    /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was drawn from: the model's own
-    /// probability, whatever temperature and cuts it was drawn with.
+    /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was sampled from: the model's own
+    /// probability, whatever temperature and cuts it was sampled with.
     pub log_probability: f64,
-    /// Whether it came to its end: an end token, or as many tokens as were asked for.
+    /// Whether it came to its end: an end token, or as many tokens as were requested.
     pub ended: bool,
 }
 
@@ -73,8 +73,8 @@ impl BestOf {
     }
 }
 
-/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is drawn with the seed
-/// `how.seed + i`: it is the one that [`crate::generate()`] draws with that seed, as far as kernels of several rows, which sum in another
+/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is sampled with the seed
+/// `how.seed + i`: it is the one that [`crate::generate()`] samples with that seed, as far as kernels of several rows, which sum in another
 /// order than those of one, leave the choices as they are. Their `n` and their end tokens are those of the request.
 ///
 /// # Errors
@@ -91,10 +91,10 @@ pub fn best_of(
     Ok(out)
 }
 
-/// Change of a sequence's sampler before it draws, such as to one with constraints.
+/// Change of a sequence's sampler before it samples, such as to one with constraints.
 pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
 
-/// As [`best_of`], with what `made` makes of each sampler. What was drawn before an error, an interrupt among them, is in `out`; without a
+/// As [`best_of`], with what `made` makes of each sampler. What was sampled before an error, an interrupt among them, is in `out`; without a
 /// logit of the prompt there is no candidate.
 ///
 /// # Errors
@@ -117,18 +117,18 @@ pub fn best_of_into(
         return Err(Error::few_slots(many.saturating_add(first as usize), slots));
     }
     if many > 1 && how.temperature <= 0.0 {
-        let (range, found) = ("above 0 where several sequences are drawn", how.temperature.to_string());
+        let (range, found) = ("above 0 where several sequences are sampled", how.temperature.to_string());
         return Err(Error::range("temperature", range, found));
     }
     let before = decoder.fallbacks();
-    let done = draw(engine, request, many, decoder, (how, made), out);
+    let done = sample(engine, request, many, decoder, (how, made), out);
     out.candidates.retain(|c| !c.ids.is_empty());
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     done
 }
 
 /// Draws all sequences to their ends; ids, times and calls go to `out` as they come.
-fn draw(
+fn sample(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
     many: usize,
@@ -139,14 +139,14 @@ fn draw(
     let Request { slot: first, prompt, n, end } = *request;
     let seeds = (0..many as u64).map(|i| how.seed.wrapping_add(i));
     out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
-    let choosers = out.candidates.iter().map(|c| {
+    let samplers = out.candidates.iter().map(|c| {
         let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
         let mut sampler = made(Sampler::new(how))?;
         sampler.begin(prompt);
         Ok(Box::new(sampler) as Box<dyn Choose>)
     });
-    let choosers = choosers.collect::<Result<_>>()?;
-    let job = Job { prompt: prompt.to_vec(), choosers, n, end: end.to_vec(), limit: None, guesses: 0 };
+    let samplers = samplers.collect::<Result<_>>()?;
+    let job = Job { prompt: prompt.to_vec(), samplers, n, end: end.to_vec(), limit: None, draft_tokens: 0 };
     let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;
@@ -172,7 +172,7 @@ fn draw(
     };
     scheduler.run(&mut sink, &mut |step| {
         match step.done {
-            Done::Decode(rows) => {
+            StepWork::Decode(rows) => {
                 *decode += step.took;
                 calls.push(rows);
             }

@@ -19,7 +19,7 @@ pub struct Decoder {
     /// γ, where fewer experts are tried first; in `[0, 1)`.
     gamma: Option<f32>,
     /// Counts; `None`: big-little decoding is off.
-    tally: Option<Fallbacks>,
+    fallbacks: Option<Fallbacks>,
 }
 
 /// Number of tokens that needed all experts.
@@ -65,7 +65,7 @@ impl Decoder {
         }
         let gamma = Some(gamma).filter(|&g| g < 1.0);
         gamma.map_or(Ok(()), |_| check_snapshots(program))?;
-        Ok(Self { gamma, tally: Some(Fallbacks::default()) })
+        Ok(Self { gamma, fallbacks: Some(Fallbacks::default()) })
     }
 
     /// As the bundle was built: [`Decoder::big_little`] with its γ where it has little entry points.
@@ -83,7 +83,7 @@ impl Decoder {
 
     /// Number of tokens that needed all experts so far; `None` where fewer are never tried.
     pub fn fallbacks(&self) -> Option<Fallbacks> {
-        self.tally
+        self.fallbacks
     }
 
     /// As [`Engine::decode`]. `sink` gets every row of the batch once, with the logits that count: first those that are
@@ -118,9 +118,9 @@ impl Decoder {
                 again.len()
             }
         };
-        if let Some(tally) = &mut self.tally {
-            tally.tokens += batch.len();
-            tally.full += full;
+        if let Some(fallbacks) = &mut self.fallbacks {
+            fallbacks.tokens += batch.len();
+            fallbacks.full += full;
         }
         Ok(())
     }

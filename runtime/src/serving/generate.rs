@@ -2,11 +2,11 @@
 
 use crate::error::Result;
 use crate::exec::engine::Engine;
-use crate::kv::cannot::most_guesses;
+use crate::kv::cannot::max_draft_tokens;
 use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 pub use crate::serving::scheduler::check_context;
-use crate::serving::scheduler::{Done, End, Event, Job, Scheduler, Setting, Sharing};
+use crate::serving::scheduler::{End, Event, Job, Scheduler, Setting, Sharing, StepWork};
 use crate::serving::speculate::Speculated;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct Generation {
     pub decode: Duration,
     /// Number of ids but the first that needed all experts; `None` where fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
-    /// Log-probabilities, one for each id; empty where the sampler's options ask for none.
+    /// Log-probabilities, one for each id; empty where the sampler's options request none.
     pub log_probabilities: Vec<LogProbabilities>,
 }
 
@@ -68,7 +68,7 @@ pub struct Way<'w> {
     /// Contents of the slot: tokens of a prompt that the other one may begin as, computed as a part of it.
     pub held: &'w [u32],
     /// Most draft tokens that are verified in a call; with any, the sampler takes the most probable.
-    pub guesses: usize,
+    pub draft_tokens: usize,
     /// Gets the engine when the prompt is read, before any other token.
     pub read: Option<&'w mut Read<'w>>,
 }
@@ -102,10 +102,10 @@ pub fn generate_by(
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<(Generation, Speculated)> {
     let Request { slot, prompt, n, end } = *request;
-    let Way { held, guesses, mut read } = way;
+    let Way { held, draft_tokens, mut read } = way;
     check_context(prompt.len(), n, engine.program().model.max_context as usize)?;
-    if guesses > 0 {
-        most_guesses(engine.program())?;
+    if draft_tokens > 0 {
+        max_draft_tokens(engine.program())?;
     }
     let before = decoder.fallbacks();
     sampler.begin(prompt);
@@ -117,11 +117,11 @@ pub fn generate_by(
     scheduler.hold(slot, held, held.len());
     let job = Job {
         prompt: prompt.to_vec(),
-        choosers: vec![Box::new(sampler)],
+        samplers: vec![Box::new(sampler)],
         n,
         end: end.to_vec(),
         limit: None,
-        guesses,
+        draft_tokens,
     };
     scheduler.submit(job)?;
     let mut failed = None;
@@ -144,9 +144,9 @@ pub fn generate_by(
             Event::Ended(_) => true,
         })?;
         match step.done {
-            Done::Idle => break,
-            Done::Decode(_) => out.decode += step.took,
-            Done::Placed | Done::Prompt(_) => out.prefill += step.took,
+            StepWork::Idle => break,
+            StepWork::Decode(_) => out.decode += step.took,
+            StepWork::Placed | StepWork::Prompt(_) => out.prefill += step.took,
         }
         if let Some(e) = failed.take() {
             return Err(e);

@@ -24,9 +24,9 @@ const SHORTEST: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculated {
     /// Draft tokens.
-    pub guessed: usize,
+    pub draft_tokens: usize,
     /// Those of them that the model would have chosen.
-    pub kept: usize,
+    pub accepted: usize,
     /// Calls with draft tokens.
     pub calls: usize,
     /// Calls of one token: no draft, or a choice too close to count.
@@ -38,13 +38,13 @@ pub struct Speculated {
 impl Speculated {
     /// Share of accepted draft tokens; `None` without any.
     pub fn acceptance(&self) -> Option<f64> {
-        (self.guessed > 0).then(|| self.kept as f64 / self.guessed as f64)
+        (self.draft_tokens > 0).then(|| self.accepted as f64 / self.draft_tokens as f64)
     }
 }
 
 /// The tokens that followed the last place where the end of `seq` has stood before, `most` of them at most. The longest end
 /// counts, of `LONGEST` tokens down to `SHORTEST`.
-pub fn guess(seq: &[u32], most: usize) -> &[u32] {
+pub fn prompt_lookup(seq: &[u32], most: usize) -> &[u32] {
     for n in (SHORTEST..=LONGEST).rev() {
         let Some(body) = seq.len().checked_sub(n).filter(|&body| body > 0) else { continue };
         let end = &seq[body..];
@@ -75,18 +75,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_are_what_followed_the_longest_end_the_last_time() {
-        assert_eq!(guess(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
+    fn draft_tokens_are_what_followed_the_longest_end_the_last_time() {
+        assert_eq!(prompt_lookup(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
         // The later of two places; the longer of two ends.
-        assert_eq!(guess(&[1, 2, 3, 1, 2, 5, 1, 2], 1), [5]);
-        assert_eq!(guess(&[7, 1, 2, 3, 1, 2, 5, 7, 1, 2], 3), [3, 1, 2]);
+        assert_eq!(prompt_lookup(&[1, 2, 3, 1, 2, 5, 1, 2], 1), [5]);
+        assert_eq!(prompt_lookup(&[7, 1, 2, 3, 1, 2, 5, 7, 1, 2], 3), [3, 1, 2]);
         // What repeats itself overlaps its own beginning.
-        assert_eq!(guess(&[4, 4, 4], 5), [4]);
-        assert_eq!(guess(&[4; 8], 3), [4]);
+        assert_eq!(prompt_lookup(&[4, 4, 4], 5), [4]);
+        assert_eq!(prompt_lookup(&[4; 8], 3), [4]);
         for (seq, most) in
             [(&[][..], 3), (&[1], 3), (&[1, 2], 3), (&[1, 2, 3, 2, 1], 3), (&[1, 2, 3, 1, 2], 0)]
         {
-            assert!(guess(seq, most).is_empty(), "{seq:?}");
+            assert!(prompt_lookup(seq, most).is_empty(), "{seq:?}");
         }
     }
 

@@ -34,7 +34,8 @@ impl Stops {
             text.truncate(at);
             return text;
         }
-        let certain = self.held.len() - self.strings.iter().map(|s| begun(&self.held, s)).max().unwrap_or(0);
+        let certain =
+            self.held.len() - self.strings.iter().map(|s| prefix_at_end(&self.held, s)).max().unwrap_or(0);
         self.held.drain(..certain).collect()
     }
 
@@ -56,20 +57,20 @@ pub fn cut(text: &str, strings: &[String]) -> String {
     if stops.found().is_some() { before } else { before + &stops.finish() }
 }
 
-/// Ends an answer where its text has one of several strings. It forbids no token.
-pub struct Until {
+/// Stop condition: ends an answer where its text has one of several strings. It forbids no token.
+pub struct StopCondition {
     stream: TextStream<'static>,
     stops: Stops,
 }
 
-impl Until {
+impl StopCondition {
     /// For one answer, whose text comes from `stream`.
     pub fn new(stream: TextStream<'static>, strings: &[String]) -> Self {
         Self { stream, stops: Stops::new(strings.iter().cloned()) }
     }
 }
 
-impl Constraint for Until {
+impl Constraint for StopCondition {
     fn mask(&mut self, _logits: &mut [f32]) -> Result<()> {
         Ok(())
     }
@@ -85,10 +86,10 @@ impl Constraint for Until {
     }
 }
 
-/// Bytes of the longest end of `text` with which `mark` begins, less than all of `mark`.
-pub fn begun(text: &str, mark: &str) -> usize {
-    let most = text.len().min(mark.len().saturating_sub(1));
-    let mut ends = (1..=most).rev().filter_map(|at| mark.get(..at));
+/// Length in bytes of the longest proper prefix of `tag` that `text` ends with.
+pub fn prefix_at_end(text: &str, tag: &str) -> usize {
+    let most = text.len().min(tag.len().saturating_sub(1));
+    let mut ends = (1..=most).rev().filter_map(|at| tag.get(..at));
     ends.find(|begin| text.ends_with(begin)).map_or(0, str::len)
 }
 

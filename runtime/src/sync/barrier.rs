@@ -16,7 +16,7 @@ const PAUSES: u32 = 64;
 /// that a thread which lost its core is not starved by those that wait for it.
 #[derive(Debug)]
 pub struct Barrier {
-    lanes: usize,
+    threads: usize,
     spin: Duration,
     arrived: AtomicUsize,
     generation: AtomicUsize,
@@ -26,11 +26,11 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier of `lanes` threads. With more threads than cores none spins.
-    pub fn new(lanes: usize) -> Self {
+    /// A barrier of `threads` threads. With more threads than cores none spins.
+    pub fn new(threads: usize) -> Self {
         Self {
-            lanes,
-            spin: if lanes <= crate::platform::cpu::cores() { SPIN } else { Duration::ZERO },
+            threads,
+            spin: if threads <= crate::platform::cpu::cores() { SPIN } else { Duration::ZERO },
             arrived: AtomicUsize::new(0),
             generation: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
@@ -40,19 +40,19 @@ impl Barrier {
     }
 
     /// Threads that meet.
-    pub fn lanes(&self) -> usize {
-        self.lanes
+    pub fn threads(&self) -> usize {
+        self.threads
     }
 
     /// Returns when all threads have called it as often. What any of them wrote before is then visible
     /// to all.
     pub fn wait(&self) {
-        if self.lanes == 1 {
+        if self.threads == 1 {
             return;
         }
         // Cannot change before this thread has arrived.
         let generation = self.generation.load(Ordering::Relaxed);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.store(0, Ordering::Relaxed);
             // Sequentially consistent with the sleeper's increment and look: either it sees the new
             // generation, or it is seen here and woken. A read-modify-write, because QEMU's user-mode
@@ -102,19 +102,19 @@ mod tests {
     use super::*;
 
     /// Every thread adds its number in every round; between two meetings all must see the same sum.
-    fn stress(lanes: usize, rounds: usize) {
-        let barrier = Barrier::new(lanes);
+    fn stress(threads: usize, rounds: usize) {
+        let barrier = Barrier::new(threads);
         let sum = AtomicUsize::new(0);
-        let per_round: usize = (1..=lanes).sum();
+        let per_round: usize = (1..=threads).sum();
         std::thread::scope(|scope| {
-            for lane in 0..lanes {
+            for thread in 0..threads {
                 let (barrier, sum) = (&barrier, &sum);
                 scope.spawn(move || {
                     for round in 1..=rounds {
-                        sum.fetch_add(lane + 1, Ordering::Relaxed);
+                        sum.fetch_add(thread + 1, Ordering::Relaxed);
                         barrier.wait();
                         assert_eq!(sum.load(Ordering::Relaxed), round * per_round);
-                        if (round + lane) % 97 == 0 {
+                        if (round + thread) % 97 == 0 {
                             std::thread::sleep(Duration::from_micros(80)); // make the others fall asleep
                         }
                         barrier.wait();
@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn nobody_runs_ahead() {
-        for (lanes, rounds) in [(1, 10), (2, 5000), (3, 2000), (7, 500)] {
-            stress(lanes, rounds);
+        for (threads, rounds) in [(1, 10), (2, 5000), (3, 2000), (7, 500)] {
+            stress(threads, rounds);
         }
     }
 }

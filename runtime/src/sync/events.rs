@@ -1,7 +1,7 @@
 //! Steps that other units wait for.
 //!
-//! Lanes of one unit meet at barriers. Units meet at events: each step that a step of another unit depends on has one, which
-//! is over when every lane of its unit has done its share.
+//! Threads of one unit meet at barriers. Units meet at events: each step that a step of another unit depends on has one, which
+//! is over when every thread of its unit has done its share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -15,7 +15,7 @@ const PAUSES: u32 = 64;
 /// The events of one call.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Lanes that are still to come, by event.
+    /// Threads that are still to come, by event.
     left: Vec<AtomicUsize>,
     spin: Duration,
     sleepers: AtomicUsize,
@@ -35,14 +35,14 @@ impl Events {
         }
     }
 
-    /// Before a call: how many lanes each event waits for.
-    pub(crate) fn reset(&mut self, lanes: impl Iterator<Item = usize>) {
-        for (left, lanes) in self.left.iter_mut().zip(lanes) {
-            *left.get_mut() = lanes;
+    /// Before a call: how many threads each event waits for.
+    pub(crate) fn reset(&mut self, threads: impl Iterator<Item = usize>) {
+        for (left, threads) in self.left.iter_mut().zip(threads) {
+            *left.get_mut() = threads;
         }
     }
 
-    /// A lane has done its share of the step.
+    /// A thread has done its share of the step.
     pub(crate) fn arrive(&self, event: usize) {
         // Sequentially consistent with the sleeper's increment and look: either it sees that no thread is left, or it is seen
         // here and woken.
@@ -52,7 +52,7 @@ impl Events {
         }
     }
 
-    /// Returns when all lanes have done their shares. What they wrote before is then visible.
+    /// Returns when all threads have done their shares. What they wrote before is then visible.
     pub(crate) fn wait(&self, event: usize) {
         let left = &self.left[event];
         if left.load(Ordering::Acquire) == 0 || self.spin_until(left) {
@@ -92,12 +92,12 @@ mod tests {
     #[test]
     fn what_was_written_before_is_seen() {
         const STEPS: usize = 2000;
-        for lanes in [1, 2, 3] {
-            let mut events = Events::new(2 * STEPS, lanes + 1);
-            events.reset((0..2 * STEPS).map(|i| if i % 2 == 0 { lanes } else { 1 }));
+        for threads in [1, 2, 3] {
+            let mut events = Events::new(2 * STEPS, threads + 1);
+            events.reset((0..2 * STEPS).map(|i| if i % 2 == 0 { threads } else { 1 }));
             let (events, sum) = (&events, &AtomicUsize::new(0));
             std::thread::scope(|scope| {
-                for _ in 0..lanes {
+                for _ in 0..threads {
                     scope.spawn(move || {
                         for step in 0..STEPS {
                             if step > 0 {
@@ -110,7 +110,7 @@ mod tests {
                 }
                 for step in 0..STEPS {
                     events.wait(2 * step);
-                    assert_eq!(sum.load(Ordering::Relaxed), (step + 1) * lanes);
+                    assert_eq!(sum.load(Ordering::Relaxed), (step + 1) * threads);
                     if step % 97 == 0 {
                         std::thread::sleep(Duration::from_micros(80)); // make the others fall asleep
                     }

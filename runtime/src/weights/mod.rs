@@ -18,21 +18,26 @@ pub enum Weights {
     #[default]
     Auto,
     /// In memory of our own ([`crate::weights::owned`]), or an error.
-    Own,
+    Ram,
     /// Mapped ([`crate::weights::store::MappedStore`]): shared with other processes, and dropped where memory is short.
-    Mapped,
+    Mmap,
 }
 
 /// Names of the choices.
 const CHOICES: [(&str, Weights); 3] =
-    [("auto", Weights::Auto), ("own", Weights::Own), ("mapped", Weights::Mapped)];
+    [("auto", Weights::Auto), ("ram", Weights::Ram), ("mmap", Weights::Mmap)];
 
 impl Weights {
     /// The names that [`Weights::parse`] reads.
     pub const NAMES: [&str; 3] = [CHOICES[0].0, CHOICES[1].0, CHOICES[2].0];
 
-    /// Reads `auto`, `own` or `mapped`; none for another name.
+    /// Reads `auto`, `ram` or `mmap`, or the former `own` and `mapped`; `None` for another name.
     pub fn parse(name: &str) -> Option<Self> {
+        let name = match name {
+            "own" => "ram",
+            "mapped" => "mmap",
+            name => name,
+        };
         CHOICES.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice)
     }
 }
@@ -43,7 +48,7 @@ pub const RESERVE: u64 = 512 << 20;
 
 /// Place of a program's weights, and the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct WeightPlacement {
     /// Whether in memory of our own; otherwise they are mapped.
     pub own: bool,
     /// Reason, for people.
@@ -80,7 +85,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Decision where experts stay on flash, for the weights beside them.
+    /// Decision where experts stay on disk, for the weights beside them.
     pub(crate) fn under_budget() -> Self {
         Self { own: false, why: "the bundle's memory budget counts them so".to_owned() }
     }
@@ -99,7 +104,7 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
 }
 
 /// Refuses a run that may come to need more memory than is `free`: for activations, scratch, and the states of what it means to
-/// hold. The system gives memory when it is first written, and ends the process where there is none left. Weights are not counted:
+/// hold. The operating system gives memory when it is first written, and ends the process where there is none left. Weights are not counted:
 /// mapped ones can be dropped, and others are taken only where all of this fits beside them ([`choose`]).
 ///
 /// # Errors
@@ -135,12 +140,12 @@ pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free
     ))
 }
 
-/// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say), the page cache among
+/// Decides for a run that takes `needed` bytes where `available` are there (none: the operating system does not say), the page cache among
 /// them, which has `cached` bytes of all that the run reads. `lazy`: what is not read is not to be loaded.
 ///
 /// # Errors
-/// [`Error::Machine`] if memory of our own is asked for by name and there is too little. Where there is enough, but less than
-/// [`RESERVE`] would be left, it is taken as asked.
+/// [`Error::Machine`] if memory of our own is requested by name and there is too little. Where there is enough, but less than
+/// [`RESERVE`] would be left, it is taken as requested.
 pub(crate) fn choose(
     weights: Weights,
     lazy: bool,
@@ -151,8 +156,8 @@ pub(crate) fn choose(
     let choice = |own, why: String| Ok(Choice { own, why });
     let wanted = needed.saturating_add(RESERVE);
     match (weights, available) {
-        (Weights::Mapped, _) => choice(false, "as asked".to_owned()),
-        (Weights::Own, Some(available)) if needed > available => {
+        (Weights::Mmap, _) => choice(false, "as requested".to_owned()),
+        (Weights::Ram, Some(available)) if needed > available => {
             let what = format!(
                 "a run with weights in memory of its own takes {}, and {} are free: {} are missing",
                 mib(needed, true),
@@ -160,10 +165,10 @@ pub(crate) fn choose(
                 mib(needed - available, true)
             );
             Err(Error::machine(what)
-                .with_hint("leave it to moec with `--weights auto`, or map them with `--weights mapped`"))
+                .with_hint("leave it to moec with `--weights auto`, or map them with `--weights mmap`"))
         }
-        (Weights::Own, _) => choice(true, "as asked".to_owned()),
-        (Weights::Auto, _) if lazy => choice(false, "read when first needed, as asked".to_owned()),
+        (Weights::Ram, _) => choice(true, "as requested".to_owned()),
+        (Weights::Auto, _) if lazy => choice(false, "read when first needed, as requested".to_owned()),
         (Weights::Auto, None) => choice(false, "this system does not say how much memory is free".to_owned()),
         (Weights::Auto, Some(available)) => {
             let own = wanted <= available;
@@ -213,7 +218,7 @@ fn sum_of_huge(smaps: &str, range: &Range<usize>) -> Option<u64> {
     sum
 }
 
-/// Whether memory that asks for huge pages gets one here and now; none if the system does not say.
+/// Whether memory that requests huge pages gets one here and now; none if the operating system does not say.
 pub(crate) fn gets_huge_pages() -> Option<bool> {
     let region = Region::in_huge_pages("a huge page", HUGE_PAGE as u64).ok()?;
     region.populate(0, region.bytes());
@@ -236,7 +241,7 @@ mod tests {
     #[test]
     fn memory_is_taken_where_there_is_room() {
         const GIB: u64 = 1 << 30;
-        use Weights::{Auto, Mapped, Own};
+        use Weights::{Auto, Mmap, Ram};
         let half = Some(2 * GIB);
         for (weights, lazy, needed, cached, available, own) in [
             (Auto, false, 3 * GIB, None, Some(4 * GIB), Some(true)),
@@ -244,15 +249,15 @@ mod tests {
             (Auto, false, 4 * GIB - RESERVE + 1, None, Some(4 * GIB), Some(false)),
             (Auto, false, 2 * GIB - RESERVE, half, Some(4 * GIB), Some(true)),
             (Auto, false, 2 * GIB - RESERVE + 1, half, Some(4 * GIB), Some(false)),
-            (Own, false, 3 * GIB, half, Some(4 * GIB), Some(true)),
+            (Ram, false, 3 * GIB, half, Some(4 * GIB), Some(true)),
             (Auto, false, u64::MAX, None, Some(u64::MAX), Some(true)),
             (Auto, false, 1, None, Some(0), Some(false)),
             (Auto, false, 1, None, None, Some(false)),
             (Auto, true, 1, None, Some(4 * GIB), Some(false)),
-            (Mapped, false, 1, None, Some(4 * GIB), Some(false)),
-            (Own, false, 4 * GIB, None, Some(4 * GIB), Some(true)),
-            (Own, false, 4 * GIB + 1, None, Some(4 * GIB), None),
-            (Own, false, u64::MAX, None, None, Some(true)),
+            (Mmap, false, 1, None, Some(4 * GIB), Some(false)),
+            (Ram, false, 4 * GIB, None, Some(4 * GIB), Some(true)),
+            (Ram, false, 4 * GIB + 1, None, Some(4 * GIB), None),
+            (Ram, false, u64::MAX, None, None, Some(true)),
         ] {
             let found = choose(weights, lazy, needed, cached, available);
             assert_eq!(
@@ -265,7 +270,7 @@ mod tests {
         assert_eq!(why, "a run would need 3.0 GiB, and 512 MiB to spare, of 2.0 GiB that are free");
         let why = choose(Auto, false, 3 * GIB, half, Some(4 * GIB)).unwrap().why;
         assert_eq!(why, "the page cache has 2.0 GiB of them, which a copy would drive out: 4.0 GiB are free");
-        let error = choose(Own, false, 3 * GIB, None, Some(2 * GIB)).unwrap_err().to_string();
+        let error = choose(Ram, false, 3 * GIB, None, Some(2 * GIB)).unwrap_err().to_string();
         assert!(error.contains("3072.0 MiB") && error.contains("1024.0 MiB are missing"), "{error}");
     }
 

@@ -1,7 +1,7 @@
-//! Mapped weights are asked for before they are needed: a thread walks through the files once, in the background.
+//! Mapped weights are requested before they are needed: a thread walks through the files once, in the background.
 //!
 //! Without it, pages are mapped by faults, a few at a time, whenever a kernel touches the first of them: for as long as
-//! there are experts that no token has chosen yet. It begins after the first token, whose prompt asks for most of the weights by
+//! there are experts that no token has chosen yet. It begins after the first token, whose prompt requests most of the weights by
 //! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
 //! its beginning would be gone before its end is there.
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Bytes that are asked for at once; between two such pieces the thread looks whether it is to end.
+/// Bytes that are requested at once; between two such pieces the thread looks whether it is to end.
 const PIECE: usize = 4 << 20;
 
 /// Pieces that the disk may begin with before they are waited for.
@@ -70,7 +70,7 @@ fn yield_to_others() {
 #[cfg(not(target_os = "linux"))]
 fn yield_to_others() {}
 
-/// Asks for a file from its beginning to its end. These are hints: what the system refuses comes by faults.
+/// Requests a file from its beginning to its end. These are hints: what the operating system refuses comes by faults.
 fn whole(file: &MappedFile, end: &AtomicBool) {
     for at in (0..file.len()).step_by(PIECE) {
         if end.load(Ordering::Relaxed) {

@@ -5,8 +5,8 @@ use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::platform::mapped::MappedFile;
 use crate::platform::memory::Addr;
-use crate::weights::Held;
-use crate::weights::owned::Arrival;
+use crate::weights::WeightPlacement;
+use crate::weights::owned::LoadProgress;
 use crate::weights::preload::Preload;
 #[cfg(doc)]
 use moec_ir::plan::Layout;
@@ -15,16 +15,16 @@ use sha2::{Digest as _, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over flash for models that do not fit
+/// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over disk for models that do not fit
 /// in memory.
 ///
 /// # Safety
 /// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices, or of its rows and their scales where its layout is [`Layout::Rests`]. All stay the same and readable as long as
-/// the store lives, or until `leave` after a `moves` that was true; where the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nothing writes to
+/// matrices, or of its rows and their scales where its layout is [`Layout::UpDown`]. All stay the same and readable as long as
+/// the store lives, or until `leave` after a `moves` that was true; where the store has a `load_progress`, bytes may be read from when that has let through what the segment needs, and nothing writes to
 /// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
-/// an expert on flash from when its pager has found it ready until the step is over.
+/// an expert on disk from when its pager has found it ready until the step is over.
 pub unsafe trait Store: Send + Sync {
     /// Address of a segment of the program that the store was opened for; none if its matrices are found by a table only.
     fn segment(&self, index: u32) -> Option<Addr>;
@@ -35,7 +35,7 @@ pub unsafe trait Store: Send + Sync {
     /// Begins to load in the background what was not requested yet.
     fn preload(&mut self) {}
     /// Load progress to wait for before a segment is read; `None` if all may be read from the start.
-    fn arrival(&self) -> Option<&Arrival> {
+    fn load_progress(&self) -> Option<&LoadProgress> {
         None
     }
     /// Whether weights have other addresses from now on. The ones before stay readable until [`Store::leave`].
@@ -54,8 +54,8 @@ pub unsafe trait Store: Send + Sync {
         None
     }
     /// Memory that it holds, its own or not.
-    fn held(&self) -> Held {
-        Held::default()
+    fn held(&self) -> WeightPlacement {
+        WeightPlacement::default()
     }
 }
 
@@ -125,19 +125,21 @@ impl Addresses {
                 .ok_or_else(|| Error::plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last of them ends with it.
-            let (lead, rows, _) = s.extents();
+            let (matrices, rows, _) = s.extents();
             let rows = rows as usize;
             let too_large = |_| Error::plan(format!("segment {i} is larger than memory can be"));
             let pitch = usize::try_from(s.pitch).map_err(too_large)?;
             let matrix = |m: u32| first.plus(m as usize * pitch);
-            tables.push(match s.rests() {
+            tables.push(match s.up_down() {
                 Some(b) => {
-                    let row =
-                        |m, r| [r * b.rest_pitch(), b.rest_scales_at(r, rows)].map(|at| matrix(m).plus(at));
-                    let of = |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(b.rest_addresses()));
-                    (0..lead).flat_map(of).collect()
+                    let row = |m, r| {
+                        [r * b.up_down_pitch(), b.up_down_scales_at(r, rows)].map(|at| matrix(m).plus(at))
+                    };
+                    let of =
+                        |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(b.up_down_addresses()));
+                    (0..matrices).flat_map(of).collect()
                 }
-                None => (0..lead).map(matrix).collect(),
+                None => (0..matrices).map(matrix).collect(),
             });
             bytes = bytes.saturating_add(s.bytes);
         }
@@ -167,7 +169,7 @@ impl MappedStore {
     ///
     /// # Errors
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
-    /// outside of its file; what the system refuses.
+    /// outside of its file; what the operating system refuses.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel) -> Result<Self> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
     }

@@ -316,7 +316,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             parameters: 1000,
             active_parameters: 500,
             big_little: little.then_some(BigLittle { experts: LITTLE as u32, gamma: GAMMA }),
-            silenced: None,
+            thresholded: None,
         },
         target: TargetInfo {
             name: "native".to_owned(),
@@ -324,7 +324,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             cpu: "generic".to_owned(),
             features: vec![],
         },
-        units: vec![UnitRef::processor()],
+        units: vec![UnitRef::cpu()],
         memories: vec![Memory {
             name: "ram".to_owned(),
             arena_bytes: entries.iter().map(end).max().unwrap_or(0).next_multiple_of(ALIGN),

@@ -1,7 +1,7 @@
 //! Any acts in any order, against plain sequences.
 
 use crate::common::{self, CTX, SLOTS};
-use crate::toy::{Taken, full, reference, ring, sequence, toy, windowed};
+use crate::toy::{ToyToken, full, reference, ring, sequence, toy, windowed};
 use moec_runtime::{Error, Program, Want};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -12,10 +12,10 @@ type Act = (u8, usize, usize, usize);
 
 /// Does acts on an engine and on plain sequences. Whatever is not refused gives the logits of the plain sequence; whatever is
 /// refused has changed nothing. Gives how often a sequence went back, and how often that was refused.
-fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> [usize; 2] {
+fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) -> [usize; 2] {
     let dir = common::bundle();
     let engine = &mut common::open(program, dir.path(), 1);
-    let mut seqs = vec![Vec::<Taken>::new(); SLOTS];
+    let mut seqs = vec![Vec::<ToyToken>::new(); SLOTS];
     let mut back = [0; 2];
     for &(act, slot, at, n) in acts {
         let (slot, to) = (slot % SLOTS, at % SLOTS);
@@ -68,7 +68,7 @@ fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> 
         let refused = done.is_err();
         match done {
             Ok(()) => seqs[slot] = next,
-            // Every state can go back to nothing; snapshots are of all that is there, and the little model asks for their room.
+            // Every state can go back to nothing; snapshots are of all that is there, and the little model requests their room.
             Err(e) => {
                 let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6 | 7));
                 assert!(by_name, "{act} {slot} {pos}: {e}");

@@ -1,30 +1,30 @@
 //! Draft tokens, big-little decoding and best-of-N where tokens are taken back.
 
 use crate::common::{self, SLOTS, V};
-use crate::toy::{GAMMA, Taken, fill, full, reference, said, sequence, toy, toy_with, with_toy};
+use crate::toy::{GAMMA, ToyToken, fill, full, reference, said, sequence, toy, toy_with, with_toy};
 use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_of, generate};
 
 /// Draft tokens that do not count are taken back: the state goes to where they begin, and takes in again what counts.
 #[test]
-fn guesses_of_folded_states_leave_the_tokens_of_a_plain_run() {
+fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
     let (dir, program) = (common::bundle(), toy_with("head_of_few", 2));
     let mut engine = common::open(&program, dir.path(), 2);
-    let (mut kept, mut guessed) = (0, 0);
+    let (mut kept, mut drafted) = (0, 0);
     for seed in 0..20 {
         let prompt = sequence(12, seed);
         let request = Request { slot: seed as u32 % 3, prompt: &prompt, n: 40, end: &[] };
-        let [plain, by_guesses] = [0, 1].map(|guesses| {
+        let [plain, by_draft_tokens] = [0, 1].map(|draft_tokens| {
             let mut sampler = Sampler::new(Sampling::default());
             let by = (&mut Decoder::full(), &mut sampler);
-            let way = Way { guesses, ..Way::default() };
+            let way = Way { draft_tokens, ..Way::default() };
             generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap()
         });
-        assert_eq!(by_guesses.0.ids, plain.0.ids);
-        (kept, guessed) = (kept + by_guesses.1.kept, guessed + by_guesses.1.guessed);
+        assert_eq!(by_draft_tokens.0.ids, plain.0.ids);
+        (kept, drafted) = (kept + by_draft_tokens.1.accepted, drafted + by_draft_tokens.1.draft_tokens);
     }
     // Enough of either that chance does not decide.
-    assert!(kept >= 20 && guessed - kept >= 20, "{kept} of {guessed}");
+    assert!(kept >= 20 && drafted - kept >= 20, "{kept} of {drafted}");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
     let by = (&mut Decoder::full(), &mut sampler);
-    let way = Way { guesses: 4, ..Way::default() };
+    let way = Way { draft_tokens: 4, ..Way::default() };
     let e = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap_err();
     assert_eq!(
         said(&e),
@@ -43,8 +43,8 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     );
 }
 
-/// Result of decoding a sequence by the rule: the tokens as they were taken in, and how often the full model was asked.
-fn continuation(prompt: &[u32], n: usize, gamma: f32) -> (Vec<Taken>, usize) {
+/// Result of decoding a sequence by the rule: the tokens as they were taken in, and how often the full model was called.
+fn continuation(prompt: &[u32], n: usize, gamma: f32) -> (Vec<ToyToken>, usize) {
     let (mut seq, mut fallbacks) = (full(prompt), 0);
     let mut after = reference(&seq);
     for i in 0..n {

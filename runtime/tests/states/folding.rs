@@ -102,14 +102,14 @@ fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
         };
         fill(engine, 0, 0, &seq[..5]).unwrap();
         fail(engine, 5);
-        let torn = "state `layers.0.s` (recurrent) cannot go on in slot 0: a call ended in an error while it changed the state";
+        let dirty = "state `layers.0.s` (recurrent) cannot go on in slot 0: a call ended in an error while it changed the state";
         for e in [
             engine.decode(&[(0, 5, seq[5])], &mut |_, _| Ok(())).unwrap_err(),
             engine.snapshot(0).unwrap_err(),
             engine.fork(0, 1, 5).unwrap_err(),
             engine.rewind(0, 5).unwrap_err(),
         ] {
-            assert_eq!(said(&e), format!("{torn} | {GO_BACK}"));
+            assert_eq!(said(&e), format!("{dirty} | {GO_BACK}"));
         }
         // From the beginning, or from a snapshot of where the call began.
         fill(engine, 0, 0, &seq[..5]).unwrap();

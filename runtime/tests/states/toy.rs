@@ -34,11 +34,11 @@ pub(crate) fn input(id: u32, little: bool, c: usize) -> f32 {
 }
 
 /// A token, and whether the little model has taken it in.
-pub(crate) type Taken = (u32, bool);
+pub(crate) type ToyToken = (u32, bool);
 
 /// Logits after a sequence, from the definitions: a recurrence `S = S / 2 + (r + 1) · x`, a causal convolution of `x`, and
 /// a sum over all ids.
-pub(crate) fn reference(seq: &[Taken]) -> Vec<f32> {
+pub(crate) fn reference(seq: &[ToyToken]) -> Vec<f32> {
     let mut s = [[0f32; C]; R];
     for &(id, little) in seq {
         for (r, row) in s.iter_mut().enumerate() {
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn advance<const LITTLE: bool>(
 }
 
 /// Logits of the toy with a ring: `Σ x / (k + 1)` over the last tokens, `k` positions back.
-pub(crate) fn windowed(seq: &[Taken]) -> Vec<f32> {
+pub(crate) fn windowed(seq: &[ToyToken]) -> Vec<f32> {
     let seen = seq.iter().rev().take(WINDOW).enumerate();
     let h = seen.fold([0f32; C], |h, (k, &(id, little))| {
         std::array::from_fn(|c| h[c] + input(id, little, c) / (k + 1) as f32)
@@ -267,7 +267,7 @@ pub(crate) fn sequence(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 7 + i * 31 + seed * 53) % 256) as u32).collect()
 }
 
-pub(crate) fn full(ids: &[u32]) -> Vec<Taken> {
+pub(crate) fn full(ids: &[u32]) -> Vec<ToyToken> {
     ids.iter().map(|&id| (id, false)).collect()
 }
 

@@ -23,7 +23,7 @@ use session::{Answer, End, Session};
 use std::path::{Path, PathBuf};
 
 /// The subcommand.
-pub(crate) const VERB: More = More { command, run };
+pub(crate) const SUBCOMMAND: More = More { command, run };
 
 /// A conversation that is loaded.
 const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
@@ -115,7 +115,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     };
     chat.reset(args.system);
     if !chat.quiet && !chat.json {
-        io.note(&chat.drawn());
+        io.note(&chat.sampling_line());
     }
     let mut lines = Lines::open(io)?;
     let (mut read, mut failed) = (0, 0);
@@ -154,7 +154,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     Err(Error::new(format!("{lines} of standard input failed")).into())
 }
 
-/// The template that is asked for, or the bundle's own.
+/// The template that is requested, or the bundle's own.
 fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) -> Result<Template> {
     let own = Templates::open(files)?;
     let Some(path) = file else {
@@ -177,7 +177,7 @@ fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) ->
 }
 
 /// Syntax of answers. The output of a grammar is text from its first token on, whatever the prompt has begun, unless the grammar itself
-/// writes thoughts or calls.
+/// writes reasoning or calls.
 fn syntax(template: &Template, grammar: Option<&Grammar>) -> &'static Syntax {
     let own = Syntax::of(template.source());
     let writes = match grammar {
@@ -234,7 +234,7 @@ impl Conversation<'_, '_, '_> {
     }
 
     /// Sampling options, in words.
-    fn drawn(&self) -> String {
+    fn sampling_line(&self) -> String {
         let Sampling { temperature, top_p, top_k, min_p, .. } = self.how;
         if temperature <= 0.0 {
             return "sampling: temperature 0, always the most probable token".to_owned();
@@ -251,8 +251,8 @@ impl Conversation<'_, '_, '_> {
     /// The prompt of the messages of which the model is told, and how many tokens the context has left.
     fn render(&self) -> Result<(Prompt, usize)> {
         let system = usize::from(self.system().is_some());
-        let told = self.messages.iter().enumerate().filter(|(i, _)| *i < system || *i >= self.first);
-        let messages: Vec<Value> = told.map(|(_, m)| json!(m)).collect();
+        let shown = self.messages.iter().enumerate().filter(|(i, _)| *i < system || *i >= self.first);
+        let messages: Vec<Value> = shown.map(|(_, m)| json!(m)).collect();
         let request = Render {
             messages: &messages,
             add_generation_prompt: true,
@@ -402,7 +402,7 @@ impl Said<'_> {
         if self.quiet { Ok(()) } else { io.say("\n") }
     }
 
-    /// Prints the answer; what is thought before it goes where notes go.
+    /// Prints the answer; the reasoning before it goes where notes go.
     fn show(&mut self, events: Vec<Event>, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         for event in events {
             match event {

@@ -1,6 +1,6 @@
 //! A conversation over the scheduler, whose slots keep their text: only what is new of each prompt is prefilled.
 
-use moec_runtime::serving::scheduler::{self, Choose, Done, Event, Job, Sharing};
+use moec_runtime::serving::scheduler::{self, Choose, Event, Job, Sharing, StepWork};
 use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Scheduler, Setting};
 use std::time::Duration;
 
@@ -85,8 +85,9 @@ impl<'e, 'p> Session<'e, 'p> {
         on_token: &mut dyn FnMut(u32) -> Result<bool>,
     ) -> Result<Answer> {
         sampler.begin(prompt);
-        let choosers: Vec<Box<dyn Choose>> = vec![Box::new(sampler)];
-        let job = Job { prompt: prompt.to_vec(), choosers, n, end: ends.to_vec(), limit: None, guesses: 0 };
+        let samplers: Vec<Box<dyn Choose>> = vec![Box::new(sampler)];
+        let job =
+            Job { prompt: prompt.to_vec(), samplers, n, end: ends.to_vec(), limit: None, draft_tokens: 0 };
         let names = self.scheduler.submit(job)?;
         let mut out = Answer {
             ids: Vec::new(),
@@ -120,9 +121,9 @@ impl<'e, 'p> Session<'e, 'p> {
                 }
             });
             match step {
-                // No token was asked for.
-                Ok(step) if step.done == Done::Idle => over = Some(Ok(End::Length)),
-                Ok(step) if matches!(step.done, Done::Decode(_)) => out.decode += step.took,
+                // No token was requested.
+                Ok(step) if step.done == StepWork::Idle => over = Some(Ok(End::Length)),
+                Ok(step) if matches!(step.done, StepWork::Decode(_)) => out.decode += step.took,
                 Ok(step) => out.prefill += step.took,
                 Err(e) => {
                     for &name in &names {

@@ -147,7 +147,7 @@ impl Grammars {
     /// # Errors
     /// A grammar that cannot be read, or is too large.
     pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
-        self.matcher(grammar).map(|(matcher, _)| Box::new(Held(matcher)) as _)
+        self.matcher(grammar).map(|(matcher, _)| Box::new(GrammarMatcher(matcher)) as _)
     }
 
     /// Matcher of one answer, and its first mask.
@@ -221,9 +221,9 @@ impl std::fmt::Debug for Grammars {
 }
 
 /// An answer that is held to a grammar.
-struct Held(Matcher);
+struct GrammarMatcher(Matcher);
 
-impl Constraint for Held {
+impl Constraint for GrammarMatcher {
     fn mask(&mut self, logits: &mut [f32]) -> moec_runtime::Result<()> {
         apply(&mask(&mut self.0).map_err(Failed::constraint)?, logits);
         Ok(())
@@ -269,8 +269,8 @@ pub(crate) mod tests {
         (Grammars::new(tokenizer().as_bytes(), VOCAB, &[END]).unwrap(), END)
     }
 
-    /// Text that is drawn from logits that prefer something else.
-    fn drawn(grammar: &Grammar, seed: u64) -> String {
+    /// Text that is sampled from logits that prefer something else.
+    fn sampled(grammar: &Grammar, seed: u64) -> String {
         let (grammars, end) = bytes();
         let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
         let mut sampler = Sampler::new(how).constrained(grammars.constraint(grammar).unwrap());
@@ -287,13 +287,13 @@ pub(crate) mod tests {
     #[test]
     fn answers_are_what_they_must_be() {
         for seed in 0..5 {
-            let text = drawn(&Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned()), seed);
+            let text = sampled(&Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned()), seed);
             assert!(text.len() == 6 && text.as_bytes()[3] == b'-', "{text}");
-            let text = drawn(&Grammar::Lark("start: \"yes\" | \"no\"".to_owned()), seed);
+            let text = sampled(&Grammar::Lark("start: \"yes\" | \"no\"".to_owned()), seed);
             assert!(["yes", "no"].contains(&&*text), "{text}");
             let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 20]}, "ok": {"type": "boolean"}},
                 "required": ["n", "ok"], "additionalProperties": false});
-            let text = drawn(&Grammar::Schema(schema), seed);
+            let text = sampled(&Grammar::Schema(schema), seed);
             let value: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert!(value["ok"].is_boolean() && [1, 20].contains(&value["n"].as_i64().unwrap()), "{text}");
         }

@@ -36,7 +36,7 @@ impl Link {
         Ok(message)
     }
 
-    /// Sends a reply: what was asked for, or why not.
+    /// Sends a reply: what was requested, or why not.
     pub(crate) fn reply(&mut self, reply: Result<Vec<u8>, String>) -> io::Result<()> {
         let (status, bytes) = reply.map_or_else(|why| (1, why.into_bytes()), |bytes| (0, bytes));
         self.send(&[&[status], &*bytes].concat())

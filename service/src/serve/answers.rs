@@ -4,11 +4,11 @@ use super::Server;
 use super::error::{Answer, ApiError};
 use super::log::Record;
 use super::request::Options;
-use super::worker::{Ask, Command, Ticket, Told};
+use super::worker::{Command, Reply, Submission, Ticket};
 use axum::http::StatusCode;
 use moec_runtime::serving::sampler::{Constraint, LogProbabilities};
 use moec_runtime::serving::scheduler::{Choose, End, Event, Job};
-use moec_runtime::serving::stops::{Stops, Until};
+use moec_runtime::serving::stops::{StopCondition, Stops};
 use moec_runtime::serving::text::TextStream;
 use moec_runtime::{Sampler, Sampling, Text};
 use std::collections::VecDeque;
@@ -61,7 +61,7 @@ struct Choice<'t> {
 
 /// All answers to a request. What is not done when it is dropped is cancelled.
 pub(super) struct Answers<'t> {
-    events: UnboundedReceiver<Told>,
+    events: UnboundedReceiver<Reply>,
     _tickets: Vec<Ticket>,
     choices: Vec<Choice<'t>>,
     ready: VecDeque<Piece>,
@@ -74,28 +74,28 @@ pub(super) struct Answers<'t> {
 }
 
 impl<'t> Answers<'t> {
-    /// Asks for `options.n` answers to each prompt, and waits until all are taken in. `constraints`: one for each answer, in order,
+    /// Requests `options.n` answers to each prompt, and waits until all are taken in. `constraints`: one for each answer, in order,
     /// or none at all.
     ///
     /// # Errors
     /// What does not fit, and what the scheduler refuses.
-    pub(super) async fn ask(
+    pub(super) async fn submit(
         server: &Server,
         text: &'t Arc<Text>,
         prompts: Vec<Vec<u32>>,
         options: &Options,
         constraints: Vec<Box<dyn Constraint>>,
     ) -> Answer<Self> {
-        let (tell, events) = unbounded_channel();
+        let (replies, events) = unbounded_channel();
         let end = if options.ignore_eos { Vec::new() } else { server.eos.clone() };
         let (mut tickets, mut choices, mut usage) = (Vec::new(), Vec::new(), Usage::default());
         let mut constraints = constraints.into_iter();
-        let asked = prompts.len();
+        let submitted = prompts.len();
         for (p, prompt) in prompts.into_iter().enumerate() {
             let n = options.room(prompt.len(), server.context)?;
             usage.prompt += prompt.len();
             options.record.prompt(prompt.len());
-            let mut choosers: Vec<Box<dyn Choose>> = Vec::new();
+            let mut samplers: Vec<Box<dyn Choose>> = Vec::new();
             for i in 0..options.n {
                 let seed = options.sampling.seed.wrapping_add((p * options.n + i) as u64);
                 let mut sampler = Sampler::new(Sampling { seed, ..options.sampling.clone() });
@@ -107,29 +107,31 @@ impl<'t> Answers<'t> {
                     let stream =
                         if options.special { text.own_stream_with_special() } else { text.own_stream() };
                     let stream = begun(stream, &prompt, options)?;
-                    sampler = sampler.constrained(Box::new(Until::new(stream, &options.stop)));
+                    sampler = sampler.constrained(Box::new(StopCondition::new(stream, &options.stop)));
                 }
                 sampler.begin(&prompt);
-                choosers.push(Box::new(sampler));
+                samplers.push(Box::new(sampler));
                 let stream = if options.special { text.stream_with_special() } else { text.stream() };
                 let stream = begun(stream, &prompt, options)?;
                 choices.push(Choice { text: Some(stream), stops: Stops::new(options.stop.clone()), said: 0 });
             }
-            let job = Job { prompt, choosers, n, end: end.clone(), limit: Some(server.limit), guesses: 0 };
+            let job =
+                Job { prompt, samplers, n, end: end.clone(), limit: Some(server.limit), draft_tokens: 0 };
             let number = server.tickets.fetch_add(1, Ordering::Relaxed);
-            let ask = Ask { ticket: number, job, first: p * options.n, tell: tell.clone() };
-            server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;
+            let submission =
+                Submission { ticket: number, job, first: p * options.n, replies: replies.clone() };
+            server.worker.send(Command::Submit(submission)).map_err(|_| gone())?;
             tickets.push(Ticket { number, worker: server.worker.clone() });
         }
         let (ready, each) = (VecDeque::new(), options.n);
         let record = Arc::clone(&options.record);
         let mut answers = Self { events, _tickets: tickets, choices, ready, end, each, usage, record };
         let mut accepted = 0;
-        while accepted < asked {
+        while accepted < submitted {
             match answers.events.recv().await {
-                Some(Told::Accepted) => accepted += 1,
-                Some(Told::Refused(e)) => return Err(e.into()),
-                Some(Told::Of(choice, event)) => answers.take(choice, event)?,
+                Some(Reply::Accepted) => accepted += 1,
+                Some(Reply::Refused(e)) => return Err(e.into()),
+                Some(Reply::Of(choice, event)) => answers.take(choice, event)?,
                 None => return Err(gone()),
             }
         }
@@ -149,9 +151,9 @@ impl<'t> Answers<'t> {
                 return Ok(None);
             }
             match self.events.recv().await {
-                Some(Told::Of(choice, event)) => self.take(choice, event)?,
-                Some(Told::Refused(e)) => return Err(e.into()),
-                Some(Told::Accepted) => {}
+                Some(Reply::Of(choice, event)) => self.take(choice, event)?,
+                Some(Reply::Refused(e)) => return Err(e.into()),
+                Some(Reply::Accepted) => {}
                 None => return Err(gone()),
             }
         }

@@ -7,13 +7,13 @@ use super::error::{Answer, ApiError, hint};
 use super::fields::{Fields, wrong};
 use super::names::{Names, name};
 use super::request::Options;
-use super::stream::{Form, answer};
+use super::stream::{ResponseFormat, answer};
 use crate::grammar::Grammar;
 use crate::template::{Prompt, Render, Template};
 use crate::tools::{Event, Parser, Syntax, ToolCall, begun_call, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
-use moec_runtime::serving::sampler::{LogProbabilities, MAX_LIKELIEST};
+use moec_runtime::serving::sampler::{LogProbabilities, MAX_TOP_LOGPROBS};
 use moec_runtime::{Constraint, Text};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -50,36 +50,36 @@ impl From<crate::Error> for ApiError {
 /// # Errors
 /// What cannot be read, or does not fit; a model without a template.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, ids, mut options, constraints, form } = read(&server, &body.value).await?;
+    let ChatRequest { text, ids, mut options, constraints, format } = read(&server, &body.value).await?;
     options.record = Arc::clone(&body.record);
     drop(body);
-    answer(server, text, vec![ids], options, constraints, form).await
+    answer(server, text, vec![ids], options, constraints, format).await
 }
 
 /// Parsed request.
-pub(super) struct Asked {
+pub(super) struct ChatRequest {
     text: Arc<Text>,
     pub(super) ids: Vec<u32>,
     pub(super) options: Options,
     constraints: Vec<Box<dyn Constraint>>,
-    form: Chat,
+    format: Chat,
 }
 
 /// Reads a request.
 ///
 /// # Errors
 /// What cannot be read, or does not fit; a model without a template.
-pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
+pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatRequest> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
     let messages = messages(fields)?;
     let tools = Tools::read(fields)?;
     let template = server.template(tools.shown().is_some())?;
     let mut options = Options::read(fields, server)?;
-    let likeliest = fields.integer("top_logprobs", 0, MAX_LIKELIEST)?;
+    let most_probable = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
     if fields.boolean("logprobs")? {
-        options.sampling.log_probabilities = Some(likeliest.unwrap_or(0));
-    } else if likeliest.is_some() {
+        options.sampling.log_probabilities = Some(most_probable.unwrap_or(0));
+    } else if most_probable.is_some() {
         let message = "`top_logprobs` wants `logprobs`; hint: set `logprobs` to true";
         return Err(ApiError::bad("top_logprobs", message));
     }
@@ -90,7 +90,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
     };
     // What a grammar holds is text from its first token on, whatever the prompt has begun.
     let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
-    // What cannot be used is refused before anything is asked of the engine.
+    // What cannot be used is refused before the engine gets it.
     let constraints = match grammar {
         Some(grammar) => server.constraints.make(grammar, options.n).await?,
         None => Vec::new(),
@@ -114,7 +114,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
     let parser = tools.parser(syntax, &rendered);
     options.special = !parser.is_text_alone();
     let choices = (0..options.n).map(|_| Choice { parser: Some(parser.clone()), ..Choice::default() });
-    let form = Chat {
+    let format = Chat {
         id: server.name("chatcmpl"),
         created: super::now(),
         model: server.model.clone(),
@@ -123,7 +123,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
         parallel: tools.parallel,
         choices: choices.collect(),
     };
-    Ok(Asked { text, ids, options, constraints, form })
+    Ok(ChatRequest { text, ids, options, constraints, format })
 }
 
 /// Messages as templates take them: texts whole, arguments of calls as objects.
@@ -377,7 +377,7 @@ impl Delta {
     }
 }
 
-/// The form of its answers.
+/// Format of its responses.
 pub(super) struct Chat {
     id: String,
     created: u64,
@@ -471,7 +471,7 @@ fn call_id(answer: &str, choice: usize, index: usize) -> String {
     hash.iter().take(9).map(|&byte| char::from(SIGNS[usize::from(byte) % SIGNS.len()])).collect()
 }
 
-impl Form for Chat {
+impl ResponseFormat for Chat {
     fn first(&mut self, choice: usize) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
         let choice = json!({"index": choice, "delta": delta, "logprobs": null, "finish_reason": null});
@@ -551,7 +551,7 @@ fn of_token(l: &LogProbabilities, names: &Names) -> Value {
         json!({"token": name(&bytes), "logprob": p, "bytes": bytes})
     };
     let mut object = one(l.id, l.chosen);
-    object["top_logprobs"] = l.likeliest.iter().map(|&(id, p)| one(id, p)).collect();
+    object["top_logprobs"] = l.most_probable.iter().map(|&(id, p)| one(id, p)).collect();
     object
 }
 

@@ -7,10 +7,10 @@ use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
 use super::names::{Names, name};
 use super::request::Options;
-use super::stream::{Form, answer};
+use super::stream::{ResponseFormat, answer};
 use axum::response::Response;
 use moec_runtime::Text;
-use moec_runtime::serving::sampler::{LogProbabilities, MAX_LIKELIEST};
+use moec_runtime::serving::sampler::{LogProbabilities, MAX_TOP_LOGPROBS};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ const MAX_PROMPTS: usize = 64;
 /// # Errors
 /// What cannot be read, or does not fit.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, prompts, mut options } = read(&server, &body.value).await?;
+    let CompletionRequest { text, prompts, mut options } = read(&server, &body.value).await?;
     options.record = Arc::clone(&body.record);
     drop(body);
     let (id, seed) = (server.name("cmpl"), options.sampling.seed);
-    let form = Completion { id, created: super::now(), model: server.model.clone(), seed };
-    answer(server, text, prompts, options, Vec::new(), form).await
+    let format = Completion { id, created: super::now(), model: server.model.clone(), seed };
+    answer(server, text, prompts, options, Vec::new(), format).await
 }
 
 /// Parsed request.
-pub(super) struct Asked {
+pub(super) struct CompletionRequest {
     text: Arc<Text>,
     pub(super) prompts: Vec<Vec<u32>>,
     pub(super) options: Options,
@@ -41,7 +41,7 @@ pub(super) struct Asked {
 ///
 /// # Errors
 /// What cannot be read, or does not fit.
-pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
+pub(super) async fn read(server: &Server, body: &Value) -> Answer<CompletionRequest> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
     for (name, absent) in [("echo", Value::Bool(false)), ("suffix", Value::String(String::new()))] {
@@ -51,7 +51,7 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
         }
     }
     let mut options = Options::read(fields, server)?;
-    options.sampling.log_probabilities = fields.integer("logprobs", 0, MAX_LIKELIEST)?;
+    options.sampling.log_probabilities = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)?;
     if let Some(best_of) = fields.integer("best_of", 1, server.slots)?
         && best_of != options.n
     {
@@ -62,7 +62,7 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
     options.tokens = options.tokens.or(Some(16));
     options.behind = true;
     let prompts = prompts(fields, server, &text).await?;
-    Ok(Asked { text, prompts, options })
+    Ok(CompletionRequest { text, prompts, options })
 }
 
 /// The prompts: a text, ids, or several of either.
@@ -99,7 +99,7 @@ async fn prompts(fields: Fields<'_>, server: &Server, text: &Arc<Text>) -> Answe
     }
 }
 
-/// The form of its answers.
+/// Format of its responses.
 struct Completion {
     id: String,
     created: u64,
@@ -114,7 +114,7 @@ impl Completion {
     }
 }
 
-impl Form for Completion {
+impl ResponseFormat for Completion {
     fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value> {
         let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, piece.offset, names));
         let choice = json!({
@@ -154,7 +154,7 @@ impl Form for Completion {
 /// Log-probabilities of a token, as lists of one.
 fn of_token(l: &LogProbabilities, offset: usize, names: &Names) -> Value {
     let mut top = Map::new();
-    for &(id, p) in &l.likeliest {
+    for &(id, p) in &l.most_probable {
         let mut key = name(&names.bytes(id));
         if top.contains_key(&key) {
             // Several tokens may be one text.

@@ -79,7 +79,7 @@ impl Connections {
             return;
         };
         tokio::spawn(async move {
-            let told = async {
+            let refusal = async {
                 stream.writable().await?;
                 // A new connection has room for it.
                 stream.try_write(answer.as_bytes())?;
@@ -96,7 +96,7 @@ impl Connections {
                 }
             };
             // A client that does not read it in time is none to wait for.
-            let _ = timeout(REFUSAL_TIME, told).await;
+            let _ = timeout(REFUSAL_TIME, refusal).await;
             drop(turn);
         });
     }

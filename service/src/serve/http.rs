@@ -81,7 +81,7 @@ pub(super) async fn serve(
         });
     }
     drop(listener);
-    // Connections on which nothing is asked, such as those that browsers open ahead, are closed at once.
+    // Idle connections, such as those that browsers open ahead, are closed at once.
     // Every answer has its limit: a connection that stays open after it is one that no client reads.
     let limit = server.limit + 2 * server.client_timeout;
     tokio::select! {

@@ -150,17 +150,17 @@ impl Metrics {
                 "Of these, snapshots of states that fold tokens, when there are all.",
                 m.snapshots,
             ),
-            ("moec_memory_frame_bytes", "gauge", "Frames of experts on flash.", m.frames),
+            ("moec_memory_frame_bytes", "gauge", "Cache frames of experts on disk.", m.frames),
             (
                 "moec_memory_resident_bytes",
                 "gauge",
-                "What the process has of memory now; 0 where the system does not say.",
+                "What the process has of memory now; 0 where the operating system does not say.",
                 resident().unwrap_or(0),
             ),
             (
                 "moec_memory_peak_bytes",
                 "gauge",
-                "What the process had of memory at most; 0 where the system does not say.",
+                "What the process had of memory at most; 0 where the operating system does not say.",
                 moec_runtime::platform::cpu::peak_memory().unwrap_or(0),
             ),
         ];
@@ -173,17 +173,17 @@ impl Metrics {
                 (
                     "moec_expert_rows_total",
                     "Rows that routers gave to experts with capacities.",
-                    o.tally.routed,
+                    o.counters.routed,
                 ),
                 (
                     "moec_expert_rows_dropped_total",
                     "Of these, rows past a capacity that were dropped.",
-                    o.tally.pruned,
+                    o.counters.pruned,
                 ),
                 (
                     "moec_expert_rows_spilled_total",
                     "Of these, rows past a capacity that ran on the CPU.",
-                    o.tally.spilled,
+                    o.counters.spilled,
                 ),
             ];
             for (name, help, value) in rows {

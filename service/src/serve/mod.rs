@@ -47,7 +47,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Semaphore;
 use worker::Command;
 
-pub use requests::{Asked, Requests};
+pub use requests::{RequestPrompts, Requests};
 
 /// A file of a template.
 const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
@@ -108,7 +108,7 @@ struct Serve {
     /// Write a line for each request to standard error: method, path, status, tokens, and times
     #[arg(long, short)]
     verbose: bool,
-    /// Format of these lines; naming it asks for them, as `--verbose` does [default: text]
+    /// Format of these lines; naming it requests them, as `--verbose` does [default: text]
     #[arg(long, value_name = "FORMAT", value_enum)]
     log: Option<LogFormat>,
     #[command(flatten)]
@@ -116,7 +116,7 @@ struct Serve {
 }
 
 /// The subcommand.
-pub(crate) const VERB: More = More { command, run };
+pub(crate) const SUBCOMMAND: More = More { command, run };
 
 fn command() -> clap::Command {
     Serve::augment_args(clap::Command::new("serve"))
@@ -191,7 +191,7 @@ impl Server {
         matches!(self.templates, Ok(Some(_)))
     }
 
-    /// The bytes of all tokens, where the tokenizer tells them; read when they are first wanted.
+    /// The bytes of all tokens, where the tokenizer reports them; read when they are first wanted.
     fn words(&self) -> Option<Arc<[Word]>> {
         let read = || {
             let json = serde_json::from_slice(&self.tokenizer).ok()?;
@@ -346,7 +346,7 @@ fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
 }
 
 /// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told
-/// to those who ask for a conversation.
+/// to those who request a conversation.
 fn templates(
     files: &BundleReader,
     file: Option<&Path>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Names of tokens.
 pub(super) struct Names {
     text: Arc<Text>,
-    /// All tokens, where the tokenizer tells their bytes.
+    /// All tokens, where the tokenizer reports their bytes.
     words: Option<Arc<[Word]>>,
 }
 

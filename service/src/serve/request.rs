@@ -109,7 +109,7 @@ impl Options {
         })
     }
 
-    /// Tokens that may follow a prompt: as many as are asked for, and no more than the context leaves.
+    /// Tokens that may follow a prompt: as many as are requested, and no more than the context leaves.
     ///
     /// # Errors
     /// There is no room for one.

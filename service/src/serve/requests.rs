@@ -19,8 +19,8 @@ pub struct Requests {
     runtime: tokio::runtime::Runtime,
 }
 
-/// Work that a request asks of the engine: prompts in tokens, and how many tokens may follow each.
-pub type Asked = Vec<(Vec<u32>, usize)>;
+/// Work of the engine for a request: prompts in tokens, and how many tokens may follow each.
+pub type RequestPrompts = Vec<(Vec<u32>, usize)>;
 
 impl Requests {
     /// A reader for a model of that vocabulary and context, with a tokenizer (`tokenizer.json`) and a chat template.
@@ -67,21 +67,21 @@ impl Requests {
     ///
     /// # Errors
     /// Status and message of the answer that refuses it.
-    pub fn read(&self, conversation: bool, bytes: &[u8]) -> Result<Asked, (u16, String)> {
+    pub fn read(&self, conversation: bool, bytes: &[u8]) -> Result<RequestPrompts, (u16, String)> {
         let read = async {
             let body = body::parse(bytes)?;
             let (prompts, options) = if conversation {
-                let asked = chat::read(&self.server, &body).await?;
-                (vec![asked.ids], asked.options)
+                let request = chat::read(&self.server, &body).await?;
+                (vec![request.ids], request.options)
             } else {
-                let asked = completions::read(&self.server, &body).await?;
-                (asked.prompts, asked.options)
+                let request = completions::read(&self.server, &body).await?;
+                (request.prompts, request.options)
             };
             let room = |prompt: Vec<u32>| {
                 let n = options.room(prompt.len(), self.server.context)?;
                 Ok((prompt, n))
             };
-            prompts.into_iter().map(room).collect::<Answer<Asked>>()
+            prompts.into_iter().map(room).collect::<Answer<RequestPrompts>>()
         };
         self.runtime.block_on(read).map_err(|e| (e.status.as_u16(), e.message))
     }

@@ -20,9 +20,9 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 /// Events that wait for a client that reads slowly.
 const EVENTS: usize = 64;
 
-/// The form that an endpoint gives its answers.
-pub(super) trait Form: Send + 'static {
-    /// An event before all others of an answer, where the form has one.
+/// Format of an endpoint's responses.
+pub(super) trait ResponseFormat: Send + 'static {
+    /// An event before all others of an answer, where the format has one.
     fn first(&mut self, _choice: usize) -> Option<Value> {
         None
     }
@@ -30,7 +30,7 @@ pub(super) trait Form: Send + 'static {
     /// The event of a piece; none where nothing comes of it yet.
     fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value>;
 
-    /// Whether an answer is complete as the form has it, although the model goes on.
+    /// Whether an answer is complete in this format, although the model goes on.
     fn is_over(&self, _choice: usize) -> bool {
         false
     }
@@ -45,30 +45,30 @@ pub(super) trait Form: Send + 'static {
 /// Answers prompts.
 ///
 /// # Errors
-/// As [`Answers::ask`]; of what is not streamed, also what goes wrong later.
+/// As [`Answers::submit`]; of what is not streamed, also what goes wrong later.
 pub(super) async fn answer(
     server: Arc<Server>,
     text: Arc<Text>,
     prompts: Vec<Vec<u32>>,
     options: Options,
     constraints: Vec<Box<dyn Constraint>>,
-    mut form: impl Form,
+    mut format: impl ResponseFormat,
 ) -> Answer<Response> {
     let choices = prompts.len() * options.n;
     let names = Names::of(&server, &text, options.sampling.log_probabilities.is_some()).await?;
     if !options.stream {
-        let mut answers = Answers::ask(&server, &text, prompts, &options, constraints).await?;
+        let mut answers = Answers::submit(&server, &text, prompts, &options, constraints).await?;
         let mut pieces: Vec<Vec<Piece>> = (0..choices).map(|_| Vec::new()).collect();
         while let Some(piece) = answers.next().await? {
             pieces[piece.choice].push(piece);
         }
-        return Ok(axum::Json(form.whole(pieces, &answers, &names)).into_response());
+        return Ok(axum::Json(format.whole(pieces, &answers, &names)).into_response());
     }
     let (events, body) = channel(EVENTS);
     // A stream that was refused has a status of its own.
     let (taken, refused) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
-        let mut answers = match Answers::ask(&server, &text, prompts, &options, constraints).await {
+        let mut answers = match Answers::submit(&server, &text, prompts, &options, constraints).await {
             Ok(answers) => answers,
             Err(e) => return drop(taken.send(Err(e))),
         };
@@ -78,7 +78,7 @@ pub(super) async fn answer(
         tokio::select! {
             // Who has gone away waits for nothing: what is dropped here is cancelled.
             () = events.closed() => {}
-            _ = send(&events, &mut answers, &names, &mut form, choices, options.usage) => {}
+            _ = send(&events, &mut answers, &names, &mut format, choices, options.usage) => {}
         }
     });
     match refused.await {
@@ -97,29 +97,29 @@ pub(super) async fn answer(
 }
 
 /// The client has gone.
-struct Gone;
+struct ClientGone;
 
 /// Sends all events of a stream.
 async fn send(
     events: &Sender<Bytes>,
     answers: &mut Answers<'_>,
     names: &Names,
-    form: &mut impl Form,
+    format: &mut impl ResponseFormat,
     choices: usize,
     usage: bool,
-) -> Result<(), Gone> {
+) -> Result<(), ClientGone> {
     for choice in 0..choices {
-        if let Some(first) = form.first(choice) {
+        if let Some(first) = format.first(choice) {
             event(events, &first).await?;
         }
     }
     loop {
         match answers.next().await {
             Ok(Some(piece)) => {
-                if let Some(value) = form.piece(&piece, names) {
+                if let Some(value) = format.piece(&piece, names) {
                     event(events, &value).await?;
                 }
-                if form.is_over(piece.choice) {
+                if format.is_over(piece.choice) {
                     answers.end(piece.choice);
                 }
             }
@@ -129,13 +129,13 @@ async fn send(
         }
     }
     if usage {
-        event(events, &form.last(answers)).await?;
+        event(events, &format.last(answers)).await?;
     }
-    events.send(Bytes::from_static(b"data: [DONE]\n\n")).await.map_err(|_| Gone)
+    events.send(Bytes::from_static(b"data: [DONE]\n\n")).await.map_err(|_| ClientGone)
 }
 
-async fn event(events: &Sender<Bytes>, value: &Value) -> Result<(), Gone> {
-    events.send(format!("data: {value}\n\n").into()).await.map_err(|_| Gone)
+async fn event(events: &Sender<Bytes>, value: &Value) -> Result<(), ClientGone> {
+    events.send(format!("data: {value}\n\n").into()).await.map_err(|_| ClientGone)
 }
 
 /// A body of events.

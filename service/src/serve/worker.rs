@@ -1,7 +1,7 @@
 //! The thread that owns the engine: it takes requests from a channel, steps the scheduler, and tells what comes of them.
 
 use super::metrics::Metrics;
-use moec_runtime::serving::scheduler::{Done, Event, Id, Job, Scheduler};
+use moec_runtime::serving::scheduler::{Event, Id, Job, Scheduler, StepWork};
 use moec_runtime::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender};
@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 /// Request to the engine's thread.
 pub(super) enum Command {
     /// Sequences after a prompt.
-    Submit(Ask),
+    Submit(Submission),
     /// Requests whose clients have gone.
     Cancel(u64),
     /// Nothing follows: it ends as soon as no client waits.
@@ -21,17 +21,17 @@ pub(super) enum Command {
 }
 
 /// Sequences that clients wait for.
-pub(super) struct Ask {
+pub(super) struct Submission {
     /// Names it.
     pub(super) ticket: u64,
     pub(super) job: Job<'static>,
     /// The choice of the answer that its first sequence is.
     pub(super) first: usize,
-    pub(super) tell: UnboundedSender<Told>,
+    pub(super) replies: UnboundedSender<Reply>,
 }
 
 /// Its result.
-pub(super) enum Told {
+pub(super) enum Reply {
     /// It will be computed.
     Accepted,
     /// It will not.
@@ -57,8 +57,8 @@ impl Drop for Ticket {
 struct Waiter {
     ticket: u64,
     choice: usize,
-    tell: UnboundedSender<Told>,
-    asked: Instant,
+    replies: UnboundedSender<Reply>,
+    submitted: Instant,
     /// Time of its last token.
     last: Option<Instant>,
 }
@@ -88,7 +88,7 @@ pub(super) fn work(
         };
         for command in first.into_iter().chain(commands.try_iter()) {
             match command {
-                Command::Submit(ask) => submit(scheduler, ask, &mut waiters, metrics),
+                Command::Submit(submission) => submit(scheduler, submission, &mut waiters, metrics),
                 Command::Cancel(ticket) => {
                     let gone: Vec<Id> =
                         waiters.iter().filter(|(_, w)| w.ticket == ticket).map(|(id, _)| *id).collect();
@@ -105,45 +105,46 @@ pub(super) fn work(
             let Some(waiter) = waiters.get_mut(&id) else { return false };
             let now = Instant::now();
             match &event {
-                Event::Began { .. } => metrics.waited(now - waiter.asked),
+                Event::Began { .. } => metrics.waited(now - waiter.submitted),
                 Event::Token { .. } => match waiter.last.replace(now) {
-                    None => metrics.first_token(now - waiter.asked),
+                    None => metrics.first_token(now - waiter.submitted),
                     Some(last) => metrics.next_token(now - last),
                 },
-                Event::Ended(_) => metrics.answered(now - waiter.asked),
+                Event::Ended(_) => metrics.answered(now - waiter.submitted),
             }
             let over = matches!(event, Event::Ended(_));
-            let heard = waiter.tell.send(Told::Of(waiter.choice, event)).is_ok();
+            let heard = waiter.replies.send(Reply::Of(waiter.choice, event)).is_ok();
             if over || !heard {
                 waiters.remove(&id);
             }
             heard
         })?;
-        idle = step.done == Done::Idle;
+        idle = step.done == StepWork::Idle;
         metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine());
     }
 }
 
 fn submit(
     scheduler: &mut Scheduler<'_, '_, 'static>,
-    ask: Ask,
+    submission: Submission,
     waiters: &mut BTreeMap<Id, Waiter>,
     metrics: &Metrics,
 ) {
-    let Ask { ticket, job, first, tell } = ask;
+    let Submission { ticket, job, first, replies } = submission;
     match scheduler.submit(job) {
         Ok(ids) => {
-            let asked = Instant::now();
+            let submitted = Instant::now();
             for (i, id) in ids.into_iter().enumerate() {
-                let waiter = Waiter { ticket, choice: first + i, tell: tell.clone(), asked, last: None };
+                let waiter =
+                    Waiter { ticket, choice: first + i, replies: replies.clone(), submitted, last: None };
                 waiters.insert(id, waiter);
             }
             // Who does not listen cancels.
-            let _ = tell.send(Told::Accepted);
+            let _ = replies.send(Reply::Accepted);
         }
         Err(e) => {
             metrics.refused();
-            let _ = tell.send(Told::Refused(e));
+            let _ = replies.send(Reply::Refused(e));
         }
     }
 }

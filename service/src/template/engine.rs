@@ -20,7 +20,7 @@ const FUEL_PER_BYTE: u64 = 16;
 const RECURSION: usize = 200;
 /// Tag that stands for the end of a message that is to be continued.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Names under which a message carries what was thought before it.
+/// Names under which a message carries the reasoning before it.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A chat template, parsed in this process. What comes from outside may overflow its stack or fill its memory: see [`Template`](super::Template).
@@ -202,16 +202,16 @@ fn explain(e: &minijinja::Error) -> Error {
     }
 }
 
-/// A message with what was thought before it under every name that templates read, as transformers copies it.
+/// A message with the reasoning before it under every name that templates read, as transformers copies it.
 fn aliased(message: &Json) -> Json {
     let Json::Object(map) = message else { return message.clone() };
-    let Some(thought) = REASONING.iter().find_map(|key| map.get(*key).filter(|v| !v.is_null())) else {
+    let Some(reasoning) = REASONING.iter().find_map(|key| map.get(*key).filter(|v| !v.is_null())) else {
         return message.clone();
     };
     let mut all = Map::new();
-    all.insert("thinking".to_owned(), thought.clone());
+    all.insert("thinking".to_owned(), reasoning.clone());
     all.extend(map.iter().map(|(k, v)| (k.clone(), v.clone())));
-    all.insert("reasoning_content".to_owned(), thought.clone());
+    all.insert("reasoning_content".to_owned(), reasoning.clone());
     Json::Object(all)
 }
 

@@ -190,7 +190,7 @@ fn float(x: f64) -> String {
     if plain.contains('.') { plain } else { format!("{plain}.0") }
 }
 
-/// Whether Python finds a length and items in a value, which is all that Jinja asks of a sequence: texts and mappings have both.
+/// Whether Python finds a length and items in a value, which is all that Jinja requires of a sequence: texts and mappings have both.
 pub(super) fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Map, Seq, String, Undefined};
     matches!(value.kind(), Seq | Map | String | Undefined)

@@ -93,7 +93,7 @@ fn what_is_written_of_values_takes_fuel() {
         let e = render(&format!("{before}{{{{ {written} }}}}"), &[]).unwrap_err();
         assert!(e.what.contains("does not come to an end in time"), "{written}: {e}");
     }
-    // What is large because it was asked so is written.
+    // What is large because that was requested is written.
     let messages = [json!({"content": "x".repeat(1 << 20)}), json!({"content": vec![json!("é"); 1 << 16]})];
     let all =
         render("{{ messages | tojson(indent=4, ensure_ascii=true) }}{{ messages }}", &messages).unwrap();

@@ -130,7 +130,7 @@ fn python(value: &str) -> Value {
     }
 }
 
-/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands before the mark is
+/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands before the tag is
 /// the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (head, arguments) =
@@ -139,7 +139,7 @@ pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String>
     Ok(calls.into_iter().map(|call| ToolCall { id: numbered_name(head).1, ..call }).collect())
 }
 
-/// Mark before the arguments of Kimi-K2.
+/// Tag before the arguments of Kimi-K2.
 const KIMI_MARK: &str = "<|tool_call_argument_begin|>";
 
 /// The name of a function before [`KIMI_MARK`], and the id.
@@ -159,9 +159,9 @@ fn with(name: &str, arguments: String) -> Result<Vec<ToolCall>, String> {
     }
 }
 
-/// Text between two marks at the beginning, and what follows.
+/// Text between two tags at the beginning, and what follows.
 fn inside<'t>(text: &'t str, open: &str, close: &str) -> Result<(&'t str, &'t str), String> {
-    let missing = |mark: &str| format!("`{mark}` is missing");
+    let missing = |tag: &str| format!("`{tag}` is missing");
     let rest = text.strip_prefix(open).ok_or_else(|| missing(open))?;
     rest.split_once(close).ok_or_else(|| missing(close))
 }

@@ -1,13 +1,13 @@
 //! Parts of a model's output beside its answer: reasoning and tool calls, parsed while it comes.
 //!
-//! Families write it in ways of their own, which [`SYNTAXES`] tells apart by what their chat templates write.
+//! Families write it in ways of their own, which [`SYNTAXES`] distinguishes by what their chat templates write.
 
 mod calls;
 pub(crate) mod schema;
 
 pub(crate) use calls::begun_json as begun_call;
 
-use moec_runtime::serving::stops::begun;
+use moec_runtime::serving::stops::prefix_at_end;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -43,20 +43,20 @@ pub enum Event {
 /// Reads a call, or several, of tools that are declared so.
 type Read = fn(&str, &[Value]) -> Result<Vec<ToolCall>, String>;
 
-/// Kind of the text between two marks.
+/// Kind of the text between two tags.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Thoughts.
+    /// Reasoning.
     Reasoning,
     /// Calls, and whether they may end with the text.
     Calls(Read, bool),
-    /// Nothing: the mark alone, of a section of calls.
+    /// Nothing: the tag alone, of a section of calls.
     Nothing,
     /// A header that says what follows (harmony).
     Header,
 }
 
-/// A mark that begins something, and the one that ends it; empty: the end of the text. One mark for both: each ends what was begun
+/// A tag that begins something, and the one that ends it; empty: the end of the text. One tag for both: each ends what was begun
 /// before it, and so does the end of the text.
 #[derive(Clone, Copy, Debug)]
 struct Span {
@@ -74,42 +74,42 @@ const fn span(open: &'static str, close: &'static str, kind: Kind) -> Span {
 pub struct Syntax {
     /// Name of the model family that writes calls so.
     pub name: &'static str,
-    /// Every mark that its templates write.
-    marks: &'static [&'static str],
+    /// Every tag that its templates write.
+    tags: &'static [&'static str],
     spans: &'static [Span],
 }
 
 const THINK: Span = span("<think>", "</think>", Kind::Reasoning);
-/// Mark that ends a header of harmony.
+/// Tag that ends a header of harmony.
 const MESSAGE: &str = "<|message|>";
-/// Marks that end a message of harmony.
+/// Tags that end a message of harmony.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
-/// All that are known; the first whose marks a template has counts.
+/// All that are known; the first whose tags a template has counts.
 pub const SYNTAXES: &[Syntax] = &[
     Syntax {
         name: "gpt-oss",
-        marks: &["<|channel|>", MESSAGE],
+        tags: &["<|channel|>", MESSAGE],
         spans: &[span("<|start|>", MESSAGE, Kind::Header), span("<|channel|>", MESSAGE, Kind::Header)],
     },
     Syntax {
         name: "GLM-4.5",
-        marks: &["<tool_call>", "<arg_key>"],
+        tags: &["<tool_call>", "<arg_key>"],
         spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::keys_and_values, false))],
     },
     Syntax {
         name: "Qwen3-Coder",
-        marks: &["<tool_call>", "<function="],
+        tags: &["<tool_call>", "<function="],
         spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::tagged, false))],
     },
     Syntax {
         name: "Qwen",
-        marks: &["<tool_call>"],
+        tags: &["<tool_call>"],
         spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::json, false))],
     },
     Syntax {
         name: "DeepSeek",
-        marks: &["<｜tool▁call▁begin｜>"],
+        tags: &["<｜tool▁call▁begin｜>"],
         spans: &[
             THINK,
             span("<｜tool▁calls▁begin｜>", "", Kind::Nothing),
@@ -119,7 +119,7 @@ pub const SYNTAXES: &[Syntax] = &[
     },
     Syntax {
         name: "Kimi-K2",
-        marks: &["<|tool_calls_section_begin|>"],
+        tags: &["<|tool_calls_section_begin|>"],
         spans: &[
             THINK,
             span("<|tool_calls_section_begin|>", "", Kind::Nothing),
@@ -129,17 +129,17 @@ pub const SYNTAXES: &[Syntax] = &[
     },
     Syntax {
         name: "Mistral",
-        marks: &["[TOOL_CALLS]"],
+        tags: &["[TOOL_CALLS]"],
         spans: &[span("[TOOL_CALLS]", "[TOOL_CALLS]", Kind::Calls(calls::named, true))],
     },
-    Syntax { name: "thoughts alone", marks: &["</think>"], spans: &[THINK] },
-    Syntax { name: "text alone", marks: &[], spans: &[] },
+    Syntax { name: "reasoning alone", tags: &["</think>"], spans: &[THINK] },
+    Syntax { name: "text alone", tags: &[], spans: &[] },
 ];
 
 impl Syntax {
     /// The one that a chat template writes.
     pub fn of(template: &str) -> &'static Self {
-        let has = |s: &&Self| s.marks.iter().all(|mark| template.contains(mark));
+        let has = |s: &&Self| s.tags.iter().all(|tag| template.contains(tag));
         SYNTAXES.iter().find(has).unwrap_or(Self::text_alone())
     }
 
@@ -148,10 +148,10 @@ impl Syntax {
         &SYNTAXES[SYNTAXES.len() - 1]
     }
 
-    /// Whether a grammar, as a text, has a mark of its thoughts or calls.
+    /// Whether a grammar, as a text, has a tag of its reasoning or calls.
     pub fn is_written_by(&self, grammar: &str) -> bool {
-        let mut marks = self.spans.iter().flat_map(|s| [s.open, s.close]).filter(|mark| !mark.is_empty());
-        marks.any(|mark| grammar.contains(mark))
+        let mut tags = self.spans.iter().flat_map(|s| [s.open, s.close]).filter(|tag| !tag.is_empty());
+        tags.any(|tag| grammar.contains(tag))
     }
 
     /// Whether it tells anything from text: only then are special tokens part of what [`Parser::push`] takes.
@@ -166,7 +166,7 @@ enum State {
     Content,
     /// The header of an answer that may name a recipient (harmony).
     Addressed,
-    /// Text between marks: its kind, and the marks that end it.
+    /// Text between tags: its kind, and the tags that end it.
     In(Kind, &'static [&'static str]),
     /// The arguments of a call to this function (harmony).
     Arguments(String),
@@ -178,7 +178,7 @@ pub struct Parser {
     syntax: &'static Syntax,
     state: State,
     held: String,
-    /// Whether line ends are skipped: after a mark of thoughts.
+    /// Whether line ends are skipped: after a tag of reasoning.
     fresh: bool,
     /// Tools that may be called.
     tools: Arc<[Value]>,
@@ -189,7 +189,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser of an answer. `prompt`: what it follows; where that ends in the mark of thoughts, or in a header that is still
+    /// A parser of an answer. `prompt`: what it follows; where that ends in the tag of reasoning, or in a header that is still
     /// open, the answer goes on with it.
     pub fn new(syntax: &'static Syntax, prompt: &str) -> Self {
         let goes_on = |span: &&Span| match span.kind {
@@ -262,10 +262,10 @@ impl Parser {
     pub fn cut(mut self) -> Vec<Event> {
         let begun = match self.state.clone() {
             State::In(Kind::Calls(read, _), closes) => {
-                let mark = closes.iter().map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
-                self.held.truncate(self.held.len() - mark);
+                let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
+                self.held.truncate(self.held.len() - tag);
                 if read(self.held.trim(), &self.tools).is_ok() {
-                    // Only its mark is missing.
+                    // Only its tag is missing.
                     self.state = State::In(Kind::Calls(read, true), closes);
                 }
                 calls::begun(&self.held, read, &self.tools)
@@ -287,8 +287,8 @@ impl Parser {
     /// what they will be.
     pub fn begun(&self) -> Option<ToolCall> {
         let certain = |closes: &[&str]| {
-            let mark = closes.iter().map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
-            &self.held[..self.held.len() - mark]
+            let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
+            &self.held[..self.held.len() - tag]
         };
         let ToolCall { name, arguments, id } = match &self.state {
             State::In(Kind::Calls(read, _), closes) => calls::begun(certain(closes), *read, &self.tools)?,
@@ -304,13 +304,13 @@ impl Parser {
         (arguments.is_empty() || arguments.starts_with('{')).then_some(ToolCall { name, arguments, id })
     }
 
-    /// Goes on to the next mark; whether there was one.
+    /// Goes on to the next tag; whether there was one.
     fn step(&mut self, events: &mut Vec<Event>) -> bool {
         match self.state.clone() {
             State::Content => {
                 let opens = self.spans().filter_map(|s| Some((self.held.find(s.open)?, s)));
                 let found = opens.min_by_key(|(at, _)| *at);
-                // Harmony ends its messages with marks of their own.
+                // Harmony ends its messages with tags of their own.
                 let ends: &[&str] = if self.syntax.has_headers() { &ENDS } else { &[] };
                 let end = ends.iter().filter_map(|e| Some((self.held.find(e)?, e.len()))).min();
                 if let Some((at, len)) = end.filter(|(at, _)| found.is_none_or(|(open, _)| *at < open)) {
@@ -319,8 +319,8 @@ impl Parser {
                     return true;
                 }
                 let Some((at, span)) = found else {
-                    let marks = self.spans().map(|s| s.open).chain(ends.iter().copied());
-                    let text = self.certain(marks);
+                    let tags = self.spans().map(|s| s.open).chain(ends.iter().copied());
+                    let text = self.certain(tags);
                     self.say(text, false, events);
                     return false;
                 };
@@ -404,25 +404,25 @@ impl Parser {
         self.fresh = true;
     }
 
-    /// Takes the text before a mark, and lets the mark go.
-    fn take(&mut self, at: usize, mark: usize) -> String {
+    /// Takes the text before a tag, and lets the tag go.
+    fn take(&mut self, at: usize, tag: usize) -> String {
         let text = self.held[..at].to_owned();
-        self.held.drain(..at + mark);
+        self.held.drain(..at + tag);
         text
     }
 
-    /// Takes what cannot be the beginning of a mark.
-    fn certain<'m>(&mut self, marks: impl Iterator<Item = &'m str>) -> String {
-        let keep = marks.map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
+    /// Takes what cannot be the beginning of a tag.
+    fn certain<'m>(&mut self, tags: impl Iterator<Item = &'m str>) -> String {
+        let keep = tags.map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
         let certain = self.held.len() - keep;
         self.held.drain(..certain).collect()
     }
 
-    fn say(&mut self, text: String, thought: bool, events: &mut Vec<Event>) {
+    fn say(&mut self, text: String, reasoning: bool, events: &mut Vec<Event>) {
         let text = if self.fresh { text.trim_start_matches('\n').to_owned() } else { text };
         if !text.is_empty() {
             self.fresh = false;
-            events.push(if thought { Event::Reasoning(text) } else { Event::Content(text) });
+            events.push(if reasoning { Event::Reasoning(text) } else { Event::Content(text) });
         }
     }
 

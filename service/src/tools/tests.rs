@@ -37,7 +37,7 @@ fn content(text: &str) -> Event {
     Event::Content(text.to_owned())
 }
 
-fn thought(text: &str) -> Event {
+fn reasoning(text: &str) -> Event {
     Event::Reasoning(text.to_owned())
 }
 
@@ -55,10 +55,10 @@ fn qwen() {
         "Qwen",
         "",
         text,
-        &[thought("hm\n"), content("Look:\n"), call("f", r#"{"a": "<x>"}"#), call("g", "{}")],
+        &[reasoning("hm\n"), content("Look:\n"), call("f", r#"{"a": "<x>"}"#), call("g", "{}")],
     );
-    check("Qwen", "<think>\n", "so\n</think>\n\n4 < 5 <", &[thought("so\n"), content("4 < 5 <")]);
-    check("Qwen", "", "<think>cut short", &[thought("cut short")]);
+    check("Qwen", "<think>\n", "so\n</think>\n\n4 < 5 <", &[reasoning("so\n"), content("4 < 5 <")]);
+    check("Qwen", "", "<think>cut short", &[reasoning("cut short")]);
 }
 
 #[test]
@@ -88,14 +88,14 @@ fn deepseek() {
         "DeepSeek",
         "<think>",
         &format!("hm</think>{v31}"),
-        &[thought("hm"), call("f", r#"{"a": 1}"#), call("g", "{}")],
+        &[reasoning("hm"), call("f", r#"{"a": 1}"#), call("g", "{}")],
     );
 }
 
 #[test]
 fn glm() {
     let text = "<think>a</think>\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Bad Tölz</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>";
-    check("GLM-4.5", "", text, &[thought("a"), call("f", r#"{"city":"Bad Tölz","n":3}"#)]);
+    check("GLM-4.5", "", text, &[reasoning("a"), call("f", r#"{"city":"Bad Tölz","n":3}"#)]);
     check("GLM-4.5", "", "<tool_call>now</tool_call>", &[call("now", "{}")]);
 }
 
@@ -180,10 +180,10 @@ fn where_nothing_may_be_called_calls_are_text() {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
     for (name, text, expected) in [
-        ("Qwen", format!("<think>hm</think>{qwen}"), vec![thought("hm"), content(qwen)]),
+        ("Qwen", format!("<think>hm</think>{qwen}"), vec![reasoning("hm"), content(qwen)]),
         ("Mistral", mistral.to_owned(), vec![content(mistral)]),
-        ("DeepSeek", format!("<think>hm</think>{deepseek}"), vec![thought("hm"), content(deepseek)]),
-        ("gpt-oss", harmony.to_owned(), vec![thought("hm"), content("{\"a\": 1}")]),
+        ("DeepSeek", format!("<think>hm</think>{deepseek}"), vec![reasoning("hm"), content(deepseek)]),
+        ("gpt-oss", harmony.to_owned(), vec![reasoning("hm"), content("{\"a\": 1}")]),
     ] {
         let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
         let parser = Parser::new(syntax, "").without_calls();
@@ -197,16 +197,16 @@ fn where_nothing_may_be_called_calls_are_text() {
 #[test]
 fn harmony() {
     let text = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
-    check("gpt-oss", "<|start|>assistant", text, &[thought("think"), call("f", r#"{"a": 1}"#)]);
+    check("gpt-oss", "<|start|>assistant", text, &[reasoning("think"), call("f", r#"{"a": 1}"#)]);
     // The end tokens do not come as text.
     check(
         "gpt-oss",
         "",
         text.strip_suffix("<|call|>").unwrap(),
-        &[thought("think"), call("f", r#"{"a": 1}"#)],
+        &[reasoning("think"), call("f", r#"{"a": 1}"#)],
     );
     let text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>";
-    check("gpt-oss", "", text, &[thought("hm"), content("Hello!")]);
+    check("gpt-oss", "", text, &[reasoning("hm"), content("Hello!")]);
     let to = "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>";
     check("gpt-oss", "", to, &[call("g", "{}")]);
     // The prompt has begun the header.

@@ -126,8 +126,8 @@ pub(crate) fn conversations(at: &str) {
     }
 }
 
-/// The prompt begins thoughts: what a grammar holds is the answer all the same.
-pub(crate) fn thoughts(at: &str) {
+/// The prompt begins reasoning: what a grammar holds is the answer all the same.
+pub(crate) fn reasoning(at: &str) {
     let of = |body: &Value| ask(post(at, CHAT, body)).json()["choices"][0]["message"].clone();
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 20, "ignore_eos": true});
     let message = of(&body);

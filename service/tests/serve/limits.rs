@@ -126,7 +126,7 @@ pub(crate) fn connections_have_limits(at: &str) {
     let late = format!("{POST}\r\nContent-Length: 9\r\n\r\n{{");
     assert_eq!(raw(connect(at, "127.0.0.1"), &late).unwrap().status, 408);
     soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
-    // Nothing, a part of a head, and an answer after which nothing is asked.
+    // Nothing, a part of a head, and an answer after which no request follows.
     let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
     write!(held[1], "GET /health HTT").unwrap();
     write!(held[2], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

@@ -15,7 +15,7 @@ mod refusals;
 mod server;
 
 use answers::{answers, first_words, offsets_are_those_of_tokens, pieces, stop_strings_end_at_once};
-use chats::{conversations, thoughts};
+use chats::{conversations, reasoning};
 use limits::{
     a_second_signal_ends_what_waits, connections_have_limits,
     connections_without_a_request_do_not_hold_up_the_end, slots_are_as_many_as_memory_is_free_for,
@@ -89,6 +89,6 @@ fn serves() {
         0
     );
     std::fs::write(&template, "{{ messages[0].content }}<think>{# </think> #}").unwrap();
-    assert_eq!(with_server(&["--template", template.to_str().unwrap()], thoughts), 0);
+    assert_eq!(with_server(&["--template", template.to_str().unwrap()], reasoning), 0);
     assert_eq!(with_server(&["--max-queue", "1000", "--max-body", "4096"], many_clients), 0);
 }

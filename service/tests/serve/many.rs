@@ -35,8 +35,8 @@ impl Model for Toy {
     }
 }
 
-/// 64 clients for five seconds: some break off, some ask for nonsense; all others get what a run by itself gives. `cargo xtask
-/// torment-serve` has them ask a real model for two minutes.
+/// 64 clients for five seconds: some break off, some request nonsense; all others get what a run by itself gives. `cargo xtask
+/// stress-serve` has them ask a real model for two minutes.
 pub(crate) fn many_clients(at: &str) {
     let done = Clients::new(at, &Toy, 64, Duration::from_secs(5)).run();
     assert!(done.failures.is_empty(), "{:#?}", done.failures);

@@ -1,4 +1,4 @@
-//! A server of the toy in this process, and what is asked of it.
+//! A server of the toy in this process, and requests to it.
 
 use crate::clients::COMPLETIONS;
 use crate::common::*;
@@ -83,7 +83,7 @@ pub(crate) fn with_program(
     })
 }
 
-/// Asks the server of this process to end.
+/// Queries the server of this process to end.
 pub(crate) fn terminate() {
     let pid = std::process::id().to_string();
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -108,7 +108,7 @@ impl Said for Reply {
 }
 
 pub(crate) fn ask(request: http::Request) -> Reply {
-    request.ask().unwrap()
+    request.call().unwrap()
 }
 
 pub(crate) fn complete(address: &str, body: &Value) -> Reply {

@@ -8,7 +8,7 @@
 //! optimum of a cache that may keep parts of experts, byte by byte: no policy reads fewer bytes, though none may
 //! reach it. The bound is one of bytes; hits count wholly resident experts, and bound nothing.
 
-use super::replay::{Replay, Tally};
+use super::replay::{CacheCounters, Replay};
 use super::trace::Trace;
 use moec_runtime::offload::cache::Id;
 use std::cmp::Reverse;
@@ -76,7 +76,7 @@ where
 }
 
 /// The least that a cache of `capacity` bytes must read on this trace, starting empty, counted over `folds`
-/// stretches.
+/// folds.
 pub fn optimum(trace: &Trace, capacity: u64, folds: usize) -> Replay {
     let experts = trace.experts();
     let layers = experts.layers();
@@ -93,12 +93,12 @@ pub fn optimum(trace: &Trace, capacity: u64, folds: usize) -> Replay {
     let mut replay = Replay::new(of, folds.max(1));
     for (token, layer) in (0..tokens).flat_map(|t| (0..of).map(move |l| (t, l))) {
         let bytes = layers[layer].bytes;
-        let mut tally = Tally::default();
+        let mut counters = CacheCounters::default();
         for (id, next) in ids(token, layer).zip(&mut next) {
-            tally.count(bytes, cache.take(id, bytes, next));
+            counters.count(bytes, cache.take(id, bytes, next));
         }
         cache.end();
-        replay.add(trace, token, layer, tally);
+        replay.add(trace, token, layer, counters);
     }
     replay
 }

@@ -3,12 +3,12 @@
 
 use super::belady::optimum;
 use super::pin::{self, SHARES};
-use super::replay::{Replay, Tally, replay};
+use super::replay::{CacheCounters, Replay, replay};
 use super::runs::{FOLDS, FoldedRow, Row, sum};
 use super::{Trace, TraceError, grid};
 use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
-/// Fewest tokens of a stretch.
+/// Fewest tokens of a fold.
 const FOLD_TOKENS: usize = 16;
 /// Gain on LRU in hit rate that a policy needs on held-out folds, besides what chance may give it: half a
 /// point. Pins must gain as much on the choice without them.
@@ -17,7 +17,7 @@ pub const MARGIN: f64 = 0.005;
 /// Reason that a setting was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It beats LRU by [`Choice::margin`] or more on held-out stretches, and is worse on none.
+    /// It beats LRU by [`Choice::margin`] or more on held-out folds, and is worse on none.
     BeatsLru,
     /// Nothing does: LRU stays.
     NothingBeatsLru,
@@ -46,13 +46,13 @@ pub struct Choice {
     /// The best of them again with shares of the cache pinned.
     pub pinned_rows: Vec<Row>,
     /// The bound.
-    pub optimum: Tally,
-    /// On held-out stretches: what was chosen on the others.
-    pub held_out: Tally,
-    /// On the same stretches: what was chosen without pins.
-    pub held_out_unpinned: Tally,
-    /// On the same stretches: LRU.
-    pub held_out_lru: Tally,
+    pub optimum: CacheCounters,
+    /// On held-out folds: what was chosen on the others.
+    pub held_out: CacheCounters,
+    /// On the same folds: what was chosen without pins.
+    pub held_out_unpinned: CacheCounters,
+    /// On the same folds: LRU.
+    pub held_out_lru: CacheCounters,
 }
 
 impl Choice {
@@ -67,7 +67,7 @@ impl Choice {
         let mut best: Vec<&Row> = Vec::new();
         for row in &self.rows {
             match best.last_mut().filter(|b| b.setting.info().name == row.setting.info().name) {
-                Some(last) if row.tally.read < last.tally.read => *last = row,
+                Some(last) if row.counters.read < last.counters.read => *last = row,
                 Some(_) => {}
                 None => best.push(row),
             }
@@ -77,20 +77,20 @@ impl Choice {
 
     /// The row with pins that reads least.
     pub fn best_pinned(&self) -> Option<&Row> {
-        self.pinned_rows.iter().min_by_key(|r| r.tally.read)
+        self.pinned_rows.iter().min_by_key(|r| r.counters.read)
     }
 }
 
 /// Tries every setting of [`grid`] on a trace, with a cache of `capacity` bytes, and chooses.
 ///
-/// Settings that are worse than LRU on any stretch are out. Of the others the one that reads least wins, the
-/// earlier among equals. To see what such a choice is worth, it is made for every stretch on the other ones
-/// alone and then looked at on that stretch: where the gain on LRU stays below [`Choice::margin`] in all, LRU is
+/// Settings that are worse than LRU on any fold are out. Of the others the one that reads least wins, the
+/// earlier among equals. To see what such a choice is worth, it is made for every fold on the other ones
+/// alone and then looked at on that fold: where the gain on LRU stays below [`Choice::margin`] in all, LRU is
 /// chosen.
 ///
 /// Then the chosen setting, LRU and the one that reads least are tried again with shares of the cache pinned to the hottest
-/// experts. They are looked at on every stretch with the hottest experts of the *other* stretches pinned. Again those that
-/// are worse than LRU on any stretch are out, and pins are chosen where they gain on the choice without them as much as that
+/// experts. They are looked at on every fold with the hottest experts of the *other* folds pinned. Again those that
+/// are worse than LRU on any fold are out, and pins are chosen where they gain on the choice without them as much as that
 /// must gain on LRU. Where the caller says how much is pinned, the best setting with that share is taken.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
     }
     let run = |setting: Setting| {
         let Replay { folds, .. } = replay(trace, capacity, &setting, FOLDS)?;
-        Ok(FoldedRow { row: Row { setting, pinned: 0, tally: sum(&folds) }, folds })
+        Ok(FoldedRow { row: Row { setting, pinned: 0, counters: sum(&folds) }, folds })
     };
     let runs = grid(trace.scored()).into_iter().map(run).collect::<Result<Vec<_>, CacheError>>()?;
     let lru = &runs[0].folds;
@@ -117,7 +117,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
         Pin::Percent(0) => &[],
         Pin::Percent(own) => std::slice::from_ref(own),
     };
-    let least_read = runs.iter().map(|r| &r.row).min_by_key(|r| r.tally.read);
+    let least_read = runs.iter().map(|r| &r.row).min_by_key(|r| r.counters.read);
     let mut settings = vec![usual.row.setting.clone()];
     for row in least_read.into_iter().chain([&runs[0].row]) {
         if !settings.contains(&row.setting) {
@@ -154,29 +154,33 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
     })
 }
 
-/// The best run, and what such a choice is worth: on every stretch, the run that is best on the others. Without one,
+/// The best run, and what such a choice is worth: on every fold, the run that is best on the others. Without one,
 /// `otherwise` has been chosen.
-fn judge(runs: &[FoldedRow], lru: &[Tally], otherwise: &[Tally]) -> (Option<usize>, Vec<Tally>) {
+fn judge(
+    runs: &[FoldedRow],
+    lru: &[CacheCounters],
+    otherwise: &[CacheCounters],
+) -> (Option<usize>, Vec<CacheCounters>) {
     let held_out =
         |fold: usize| best(runs, lru, |f| f != fold).map_or(otherwise[fold], |r| runs[r].folds[fold]);
     (best(runs, lru, |_| true), (0..FOLDS).map(held_out).collect())
 }
 
-/// The run that reads least on some stretches, of those that read no more than LRU on any of these.
-fn best(runs: &[FoldedRow], lru: &[Tally], fold: impl Fn(usize) -> bool) -> Option<usize> {
-    let read = |of: &[Tally]| (0..FOLDS).filter(|&f| fold(f)).map(|f| of[f].read).collect::<Vec<_>>();
+/// The run that reads least on some folds, of those that read no more than LRU on any of these.
+fn best(runs: &[FoldedRow], lru: &[CacheCounters], fold: impl Fn(usize) -> bool) -> Option<usize> {
+    let read = |of: &[CacheCounters]| (0..FOLDS).filter(|&f| fold(f)).map(|f| of[f].read).collect::<Vec<_>>();
     let lru = read(lru);
     let own = runs.iter().enumerate().map(|(i, run)| (i, read(&run.folds)));
     let safe = own.filter(|(_, own)| own.iter().zip(&lru).all(|(own, lru)| own <= lru));
     safe.min_by_key(|(_, own)| own.iter().sum::<u64>()).map(|(i, _)| i)
 }
 
-/// Whether what was chosen gains on held-out stretches more than chance may give it.
-fn gains(own: &[Tally], other: &[Tally]) -> bool {
+/// Whether what was chosen gains on held-out folds more than chance may give it.
+fn gains(own: &[CacheCounters], other: &[CacheCounters]) -> bool {
     sum(own).hit_rate() >= sum(other).hit_rate() + margin(sum(other))
 }
 
-fn margin(of: Tally) -> f64 {
+fn margin(of: CacheCounters) -> f64 {
     let p = of.hit_rate();
     MARGIN + 2.0 * (p * (1.0 - p) / of.accesses().max(1) as f64).sqrt()
 }

@@ -1,4 +1,4 @@
-//! Experts on three levels: flash, the host's memory, the GPU's (HybriMoE §IV-D for the two upper ones).
+//! Experts on three levels: the disk, the host's memory, the GPU's (HybriMoE §IV-D for the two upper ones).
 //!
 //! Two caches, one inside of the other: what the GPU holds is in the host's memory, too. So an expert that leaves the GPU needs no
 //! way back, and an idle CPU can compute what the GPU holds, as §IV-B wants it. The price is the GPU's share of the host's
@@ -12,8 +12,8 @@ use moec_runtime::offload::cache::{Cache, CacheError, Event, ExpertIndex, Key, S
 /// Level of the nearest copy of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// On flash alone.
-    Flash,
+    /// On the disk alone.
+    Disk,
     /// In the host's memory.
     Host,
     /// In the GPU's memory, and in the host's.
@@ -23,9 +23,9 @@ pub enum Level {
 /// Fate of an expert's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// Read from flash into the host's memory, where it stays.
+    /// Read from disk into the host's memory, where it stays.
     Read(Key),
-    /// Read from flash for this step alone.
+    /// Read from disk for this step alone.
     Streamed(Key),
     /// Copied to the GPU, where it stays.
     Transferred(Key),
@@ -58,12 +58,12 @@ impl Levels {
         })
     }
 
-    /// Level of an expert; [`Level::Flash`] for one that does not exist.
+    /// Level of an expert; [`Level::Disk`] for one that does not exist.
     pub fn level(&self, key: Key) -> Level {
         match (self.gpu.contains(key), self.host.contains(key)) {
             (true, _) => Level::Gpu,
             (_, true) => Level::Host,
-            _ => Level::Flash,
+            _ => Level::Disk,
         }
     }
 
@@ -73,7 +73,7 @@ impl Levels {
     }
 
     /// One layer of one token, or of a batch: `chosen` are used, and of those that the GPU does not hold `transferred` went
-    /// there. `ranked` as in [`Cache::step`]. Tells what moves, in an order in which it can: what leaves before what comes,
+    /// there. `ranked` as in [`Cache::step`]. Reports what moves, in an order in which it can: what leaves before what comes,
     /// and what is read before it is transferred.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Levels {
         })
     }
 
-    /// Brings an expert to the GPU that may be wanted soon, from flash if it must be. Whether the GPU holds it then.
+    /// Brings an expert to the GPU that may be wanted soon, from disk if it must be. Whether the GPU holds it then.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].

@@ -17,6 +17,6 @@ pub use error::TraceError;
 pub use grid::grid;
 pub use levels::{Level, Levels, Moved};
 pub use pin::{SHARES, hottest, hottest_share, uses};
-pub use replay::{Replay, Tally, replay, replay_pinned};
+pub use replay::{CacheCounters, Replay, replay, replay_pinned};
 pub use runs::Row;
 pub use trace::{Step, Trace};

@@ -52,7 +52,7 @@ fn part(capacity: u64, percent: u8) -> u64 {
 }
 
 /// Replays settings with shares of the cache pinned. A run's row is of the whole trace with its hottest experts; each of its
-/// stretches is what it did there with the hottest of the *others*.
+/// folds is what it did there with the hottest of the *others*.
 pub(super) fn runs(
     trace: &Trace,
     capacity: u64,
@@ -70,7 +70,7 @@ pub(super) fn runs(
         let others: Vec<_> = (0..FOLDS).map(without).collect();
         for setting in settings {
             let run = |keys: &[Key]| replay_pinned(trace, capacity, setting, keys, FOLDS);
-            let row = Row { setting: setting.clone(), pinned, tally: run(&whole)?.total() };
+            let row = Row { setting: setting.clone(), pinned, counters: run(&whole)?.total() };
             let folds = others.iter().enumerate().map(|(f, keys)| Ok(run(keys)?.folds[f]));
             runs.push(FoldedRow { row, folds: folds.collect::<Result<_, CacheError>>()? });
         }

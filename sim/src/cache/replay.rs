@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 
 /// Counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct CacheCounters {
     /// Uses of experts that were resident.
     pub hits: u64,
     /// Uses of experts that were not.
@@ -17,7 +17,7 @@ pub struct Tally {
     pub read: u64,
 }
 
-impl Tally {
+impl CacheCounters {
     /// Uses of experts.
     pub fn accesses(&self) -> u64 {
         self.hits + self.misses
@@ -39,7 +39,7 @@ impl Tally {
     }
 }
 
-impl AddAssign for Tally {
+impl AddAssign for CacheCounters {
     fn add_assign(&mut self, other: Self) {
         self.hits += other.hits;
         self.misses += other.misses;
@@ -52,37 +52,37 @@ impl AddAssign for Tally {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// By layer.
-    pub layers: Vec<Tally>,
-    /// By stretch of the trace; all stretches have the same number of tokens, but for one.
-    pub folds: Vec<Tally>,
+    pub layers: Vec<CacheCounters>,
+    /// By fold of the trace; all folds have the same number of tokens, but for one.
+    pub folds: Vec<CacheCounters>,
 }
 
 impl Replay {
     pub(super) fn new(layers: usize, folds: usize) -> Self {
-        Self { layers: vec![Tally::default(); layers], folds: vec![Tally::default(); folds] }
+        Self { layers: vec![CacheCounters::default(); layers], folds: vec![CacheCounters::default(); folds] }
     }
 
     /// Of all layers.
-    pub fn total(&self) -> Tally {
-        self.layers.iter().fold(Tally::default(), |mut sum, l| {
+    pub fn total(&self) -> CacheCounters {
+        self.layers.iter().fold(CacheCounters::default(), |mut sum, l| {
             sum += *l;
             sum
         })
     }
 
-    pub(super) fn add(&mut self, trace: &Trace, token: usize, layer: usize, tally: Tally) {
+    pub(super) fn add(&mut self, trace: &Trace, token: usize, layer: usize, counters: CacheCounters) {
         let fold = fold(trace, self.folds.len(), token);
-        self.layers[layer] += tally;
-        self.folds[fold] += tally;
+        self.layers[layer] += counters;
+        self.folds[fold] += counters;
     }
 }
 
-/// The stretch of a trace that a token lies in.
+/// The fold of a trace that a token lies in.
 pub(super) fn fold(trace: &Trace, folds: usize, token: usize) -> usize {
     token * folds / trace.tokens().max(1)
 }
 
-/// Runs a trace through a cache of `capacity` bytes that starts empty, counting over `folds` stretches. The cache
+/// Runs a trace through a cache of `capacity` bytes that starts empty, counting over `folds` folds. The cache
 /// lives on from one sequence of the trace to the next, as in a program that answers one after the other.
 ///
 /// # Errors
@@ -107,13 +107,13 @@ pub fn replay_pinned(
     let mut replay = Replay::new(layers.len(), folds.max(1));
     for (token, layer, step) in trace.steps() {
         let bytes = layers[layer].bytes;
-        let mut tally = Tally::default();
+        let mut counters = CacheCounters::default();
         cache.step(layer, step.chosen, step.ranked, |event| match event {
-            Event::Hit(_) => tally.count(bytes, bytes),
-            Event::Load(_) | Event::Stream(_) => tally.count(bytes, 0),
+            Event::Hit(_) => counters.count(bytes, bytes),
+            Event::Load(_) | Event::Stream(_) => counters.count(bytes, 0),
             Event::Evict(_) => {}
         })?;
-        replay.add(trace, token, layer, tally);
+        replay.add(trace, token, layer, counters);
     }
     Ok(replay)
 }

@@ -1,6 +1,6 @@
 //! Results of settings on a trace, and on the folds that it is cut into.
 
-use super::replay::Tally;
+use super::replay::CacheCounters;
 use moec_runtime::offload::cache::Setting;
 
 /// Stretches that a trace is cut into. Each is held out once.
@@ -14,7 +14,7 @@ pub struct Row {
     /// Percent of the cache that is pinned to the hottest experts.
     pub pinned: u8,
     /// Counts.
-    pub tally: Tally,
+    pub counters: CacheCounters,
 }
 
 impl std::fmt::Display for Row {
@@ -24,10 +24,10 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// A row, and what it did on every stretch.
+/// A row, and what it did on every fold.
 pub(super) struct FoldedRow {
     pub(super) row: Row,
-    pub(super) folds: Vec<Tally>,
+    pub(super) folds: Vec<CacheCounters>,
 }
 
 impl FoldedRow {
@@ -37,8 +37,8 @@ impl FoldedRow {
     }
 }
 
-pub(super) fn sum(of: &[Tally]) -> Tally {
-    of.iter().fold(Tally::default(), |mut sum, t| {
+pub(super) fn sum(of: &[CacheCounters]) -> CacheCounters {
+    of.iter().fold(CacheCounters::default(), |mut sum, t| {
         sum += *t;
         sum
     })

@@ -3,8 +3,8 @@
 /// Cluster to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// The lane that computes it.
-    pub lane: usize,
+    /// The thread that computes it.
+    pub thread: usize,
     /// Place of the matrix in [`NeuronStore::begin`](super::NeuronStore::begin).
     pub place: usize,
     /// The matrix.
@@ -24,8 +24,8 @@ pub struct Row<'a> {
     pub rest: &'a [u8],
 }
 
-/// The arithmetic of a step. Clusters are computed side by side, each by one lane at a time.
-pub trait Compute: Sync {
+/// The arithmetic of a step. Clusters are computed side by side, each by one thread at a time.
+pub trait NeuronCompute: Sync {
     /// Pred: takes neurons that cannot be active out of `neurons`, which holds those of the cluster in order.
     fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
         let _ = (work, neurons);

@@ -1,7 +1,7 @@
 //! Layout of neuron bundles in a file, and the memory that they are read into.
 
 use moec_runtime::error::{Error, Result};
-use moec_runtime::offload::flash::{BLOCK, Class, Extent, ExtentTable, FileEntry};
+use moec_runtime::offload::disk::{BLOCK, Class, Extent, ExtentTable, FileEntry};
 use moec_runtime::offload::neurons::Shape;
 
 /// Memory for each part, in bytes.
@@ -10,7 +10,7 @@ pub struct Memory {
     /// For first parts.
     pub gates: u64,
     /// For second parts.
-    pub rests: u64,
+    pub up_down: u64,
 }
 
 /// The extents of a file that holds bundles, one after the other from `offset` on: two for each neuron, or one where
@@ -46,5 +46,5 @@ pub fn classes(shape: Shape, memory: Memory) -> Vec<Class> {
         let count = u32::try_from(kept + u64::from(shape.cluster)).unwrap_or(u32::MAX);
         (bytes > 0).then_some(Class { bytes, count })
     };
-    [class(shape.gate, memory.gates), class(shape.rest, memory.rests)].into_iter().flatten().collect()
+    [class(shape.gate, memory.gates), class(shape.rest, memory.up_down)].into_iter().flatten().collect()
 }

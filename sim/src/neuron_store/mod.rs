@@ -1,8 +1,8 @@
-//! Neurons on flash: a step that computes what is in memory while the rest is read (PowerInfer-2, §4.2 to §4.4).
+//! Neurons on disk: a step that computes what is in memory while the rest is read (PowerInfer-2, §4.2 to §4.4).
 //!
 //! What is kept, read and computed next is decided in [`crate::neurons`]: a cache for each of the two parts of a bundle, and a
-//! pipeline over the clusters of a step. The store carries that out: lanes come to [`NeuronStore::work`] and take what is ready,
-//! flash reads beside them, and a thread without work handles what has come. Arithmetic is that of a [`Compute`].
+//! pipeline over the clusters of a step. The store carries that out: threads come to [`NeuronStore::work`] and take what is ready,
+//! the disk reads beside them, and a thread without work handles what has come. Arithmetic is that of a [`NeuronCompute`].
 //!
 //! Who computes when depends on the disk; results need not: a cluster's rows are given in order, and a caller that sums over clusters
 //! does it at the end, in their order.
@@ -11,12 +11,12 @@ mod compute;
 mod layout;
 mod state;
 
-pub use compute::{Compute, Row, Work};
+pub use compute::{NeuronCompute, Row, Work};
 pub use layout::{Memory, classes, extents};
 
 use crate::neurons::{NeuronError, Next, Order, Pipeline, Stage};
 use moec_runtime::error::{Error, Result};
-use moec_runtime::offload::flash::{Disk, Event, Flash, Priority};
+use moec_runtime::offload::disk::{Disk, Event, Priority, ThreadedDisk};
 use moec_runtime::offload::neurons::{Counts, Regions, Segmented, Shape};
 use state::{Flow, GATE, REST, Side, State, Want, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,19 +25,19 @@ use std::time::Duration;
 /// Time that a thread waits for events before it looks whether another thread has made something ready.
 const NEWS: Duration = Duration::from_micros(200);
 
-/// Neurons on flash and in memory.
+/// Neurons on disk and in memory.
 pub struct NeuronStore {
-    flash: Flash,
+    disk: ThreadedDisk,
     shape: Shape,
     state: Mutex<State>,
 }
 
 impl NeuronStore {
-    /// A store over flash whose table is that of [`extents`] and whose buffers are those of [`classes`].
+    /// A store over disk whose table is that of [`extents`] and whose buffers are those of [`classes`].
     ///
     /// # Errors
     /// [`Error::Bundle`] for neurons that cannot be numbered, or a table or buffers of other neurons.
-    pub fn new(flash: Flash, shape: Shape, memory: Memory) -> Result<Self> {
+    pub fn new(disk: ThreadedDisk, shape: Shape, memory: Memory) -> Result<Self> {
         let plan = |e: NeuronError| Error::plan(e.to_string());
         let side = |bytes: u64, memory: u64| -> Result<Side> {
             let one = Shape { gate: bytes.max(1), rest: 0, ..shape };
@@ -46,27 +46,27 @@ impl NeuronStore {
             let kept = (0..shape.matrices * shape.neurons).map(|_| None).collect();
             Ok(Side { cache, kept, passing: 0, most: shape.cluster, asking: None })
         };
-        let sides = [side(shape.gate, memory.gates)?, side(shape.rest, memory.rests)?];
+        let sides = [side(shape.gate, memory.gates)?, side(shape.rest, memory.up_down)?];
         let per = 1 + usize::from(shape.rest > 0);
         let needed: u64 = classes(shape, memory).iter().map(|c| u64::from(c.count)).sum();
-        if flash.queue().table().extents().len() != per * sides[GATE].kept.len()
-            || (flash.buffers().len() as u64) < needed
+        if disk.queue().table().extents().len() != per * sides[GATE].kept.len()
+            || (disk.buffers().len() as u64) < needed
         {
-            return Err(Error::plan("the table or the buffers of flash are those of other neurons"));
+            return Err(Error::plan("the table or the buffers of the disk are those of other neurons"));
         }
         let state = State {
             sides,
             pipeline: Pipeline::new(Order::Cluster, &[]).map_err(plan)?,
             flows: Vec::new(),
-            pending: vec![None; flash.buffers().len()],
+            pending: vec![None; disk.buffers().len()],
             under_way: 0,
             inside: 0,
             error: None,
         };
-        Ok(Self { flash, shape, state: Mutex::new(state) })
+        Ok(Self { disk, shape, state: Mutex::new(state) })
     }
 
-    /// A step begins over these matrices, each at most once. All lanes then come to [`NeuronStore::work`].
+    /// A step begins over these matrices, each at most once. All threads then come to [`NeuronStore::work`].
     ///
     /// # Errors
     /// A matrix that is not there or comes twice; the step before has not ended.
@@ -102,37 +102,37 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// A lane's share of the step: returns when all of it is computed.
+    /// A thread's share of the step: returns when all of it is computed.
     ///
     /// # Errors
-    /// [`Error::Read`] for what cannot be read. All lanes get it, and the next step begins with empty memory.
-    pub fn work(&self, lane: usize, compute: &dyn Compute) -> Result<()> {
+    /// [`Error::Read`] for what cannot be read. All threads get it, and the next step begins with empty memory.
+    pub fn work(&self, thread: usize, compute: &dyn NeuronCompute) -> Result<()> {
         self.lock().inside += 1;
-        let result = self.share(lane, compute);
+        let result = self.share(thread, compute);
         self.lock().inside -= 1;
         result
     }
 
-    fn share(&self, lane: usize, compute: &dyn Compute) -> Result<()> {
+    fn share(&self, thread: usize, compute: &dyn NeuronCompute) -> Result<()> {
         loop {
             let mut guard = self.lock();
             let state = &mut *guard;
             self.hear(state);
-            self.ask(state);
+            self.request(state);
             if let Some(error) = &state.error {
                 return Err(again(error));
             }
             if let Some(task) = state.pipeline.compute() {
                 let mut flow = std::mem::take(&mut state.flows[task.cluster as usize]);
                 drop(guard);
-                run(&mut flow, lane, task.stage, compute);
+                run(&mut flow, thread, task.stage, compute);
                 let mut guard = self.lock();
                 guard.computed(task, flow, self.shape);
             } else if state.pipeline.unfinished() == 0 {
                 return Ok(());
             } else {
                 drop(guard);
-                self.flash.news(Some(NEWS));
+                self.disk.news(Some(NEWS));
             }
         }
     }
@@ -143,17 +143,17 @@ impl NeuronStore {
     }
 
     /// The reader.
-    pub fn flash(&self) -> &Flash {
-        &self.flash
+    pub fn disk(&self) -> &ThreadedDisk {
+        &self.disk
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles events of flash.
+    /// Handles events of the disk.
     fn hear(&self, state: &mut State) {
-        while let Some(event) = self.flash.poll() {
+        while let Some(event) = self.disk.poll() {
             match event {
                 Event::Done { ticket, loaded } => state.arrived(ticket.buffer(), loaded),
                 Event::Failed { ticket, error } => {
@@ -168,8 +168,8 @@ impl NeuronStore {
         }
     }
 
-    /// Asks for what clusters need, gates first, as long as there are buffers.
-    fn ask(&self, state: &mut State) {
+    /// Requests what clusters need, gates first, as long as there are buffers.
+    fn request(&self, state: &mut State) {
         for (side, stage) in [(GATE, Stage::ReadGate), (REST, Stage::ReadRest)] {
             while state.error.is_none() {
                 if state.sides[side].asking.is_none() {
@@ -188,7 +188,7 @@ impl NeuronStore {
         }
     }
 
-    /// Asks for one read; whether there was room.
+    /// Requests one read; whether there was room.
     fn submit(&self, state: &mut State, want: Want) -> bool {
         let matrix = state.flows[want.cluster as usize].matrix;
         let side = &mut state.sides[want.side];
@@ -196,10 +196,10 @@ impl NeuronStore {
         if !want.keep && side.passing == side.most {
             return false;
         }
-        let Some(buffer) = self.flash.buffers().take(bytes) else { return false };
+        let Some(buffer) = self.disk.buffers().take(bytes) else { return false };
         let per = 1 + u32::from(self.shape.rest > 0);
         let extent = (matrix * self.shape.neurons + want.neuron) * per + want.side as u32;
-        match self.flash.submit(extent, 1, Priority::Demand, buffer) {
+        match self.disk.submit(extent, 1, Priority::Demand, buffer) {
             Ok(ticket) => {
                 side.passing += u32::from(!want.keep);
                 state.flows[want.cluster as usize].passing[want.side] += u32::from(!want.keep);
@@ -214,7 +214,7 @@ impl NeuronStore {
     /// After an error: waits for what is still read, and forgets everything.
     fn recover(&self, state: &mut State) {
         while state.under_way > 0 {
-            self.flash.news(Some(NEWS));
+            self.disk.news(Some(NEWS));
             self.hear(state);
         }
         for side in &mut state.sides {
@@ -227,7 +227,7 @@ impl NeuronStore {
     }
 }
 
-/// The same error, for another lane.
+/// The same error, for another thread.
 fn again(error: &Error) -> Error {
     match error {
         Error::Read(e) => Error::Read(e.clone()),

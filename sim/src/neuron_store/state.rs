@@ -1,10 +1,10 @@
 //! State of a step: its clusters, their reads, and the parts in memory.
 
-use super::compute::{Compute, Row, Work};
+use super::compute::{NeuronCompute, Row, Work};
 use crate::neurons::{Next, Pipeline, Stage, Task};
 use moec_runtime::error::Error;
-use moec_runtime::offload::flash::Loaded;
-use moec_runtime::offload::neurons::{Event as Told, Found, Part, Segmented, Shape};
+use moec_runtime::offload::disk::Loaded;
+use moec_runtime::offload::neurons::{CacheLookup, Event as CacheEvent, Part, Segmented, Shape};
 use std::sync::Arc;
 
 pub(super) const GATE: usize = 0;
@@ -18,7 +18,7 @@ pub(super) struct Side {
     /// Buffers that pass through, and those that may.
     pub(super) passing: u32,
     pub(super) most: u32,
-    /// The task whose reads are being asked for.
+    /// The task whose reads are being requested.
     pub(super) asking: Option<Task>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Flow {
     pub(super) neurons: Vec<u32>,
     /// Bytes of both parts, by place in `neurons`.
     pub(super) parts: [Vec<Option<Arc<Loaded>>>; 2],
-    /// Reads that are not asked for yet, the next one last.
+    /// Reads that are not requested yet, the next one last.
     pub(super) wants: Vec<Want>,
     /// Reads that have not come.
     pub(super) missing: usize,
@@ -58,7 +58,7 @@ pub(super) struct State {
     /// By buffer: whose read fills it.
     pub(super) pending: Vec<Option<Want>>,
     pub(super) under_way: usize,
-    /// Lanes in [`NeuronStore::work`].
+    /// Threads in [`NeuronStore::work`].
     pub(super) inside: usize,
     pub(super) error: Option<Error>,
 }
@@ -88,11 +88,11 @@ impl State {
         }
         if flow.missing == 0 {
             let (stage, next) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadRest, Stage::Rest)][want.side];
-            self.tell(Task { cluster: want.cluster, stage }, Next::Stage(next));
+            self.notify(Task { cluster: want.cluster, stage }, Next::Stage(next));
         }
     }
 
-    /// A lane has computed a stage.
+    /// A thread has computed a stage.
     pub(super) fn computed(&mut self, task: Task, mut flow: Flow, shape: Shape) {
         let next = match task.stage {
             _ if flow.neurons.is_empty() => Next::End,
@@ -108,10 +108,10 @@ impl State {
             flow = Flow::default();
         }
         self.flows[task.cluster as usize] = flow;
-        self.tell(task, next);
+        self.notify(task, next);
     }
 
-    /// Asks the cache for a part of a cluster's neurons: what it holds is taken, and what it lacks will be read.
+    /// Requests from the cache a part of a cluster's neurons: what it holds is taken, and what it lacks will be read.
     fn need(&mut self, cluster: u32, flow: &mut Flow, at_side: usize) -> Next {
         let side = &mut self.sides[at_side];
         let neurons = side.cache.shape().neurons;
@@ -121,18 +121,18 @@ impl State {
         parts.resize(flow.neurons.len(), None);
         for (at, &neuron) in flow.neurons.iter().enumerate() {
             let kept = &mut side.kept;
-            let gone = |told| {
-                if let Told::Evict(id) = told {
+            let gone = |event| {
+                if let CacheEvent::Evict(id) = event {
                     kept[id as usize] = None;
                 }
             };
             let keep = match side.cache.neuron(matrix, neuron, Part::Whole, gone) {
-                Ok(Found::Hot | Found::Cold) => {
+                Ok(CacheLookup::Hot | CacheLookup::Cold) => {
                     parts[at].clone_from(&side.kept[(matrix * neurons + neuron) as usize]);
                     continue;
                 }
-                Ok(Found::Load(_)) => true,
-                Ok(Found::Stream(_)) => false,
+                Ok(CacheLookup::Load(_)) => true,
+                Ok(CacheLookup::Stream(_)) => false,
                 Err(e) => {
                     self.error.get_or_insert(Error::plan(e.to_string()));
                     return Next::End;
@@ -146,7 +146,7 @@ impl State {
         Next::Stage(if flow.missing > 0 { read } else { compute })
     }
 
-    fn tell(&mut self, task: Task, next: Next) {
+    fn notify(&mut self, task: Task, next: Next) {
         if let Err(e) = self.pipeline.done(task, next) {
             self.error.get_or_insert(Error::plan(e.to_string()));
         }
@@ -154,8 +154,8 @@ impl State {
 }
 
 /// One stage of a cluster.
-pub(super) fn run(flow: &mut Flow, lane: usize, stage: Stage, compute: &dyn Compute) {
-    let work = Work { lane, place: flow.place, matrix: flow.matrix, cluster: flow.cluster };
+pub(super) fn run(flow: &mut Flow, thread: usize, stage: Stage, compute: &dyn NeuronCompute) {
+    let work = Work { thread, place: flow.place, matrix: flow.matrix, cluster: flow.cluster };
     match stage {
         Stage::Predict => compute.predict(work, &mut flow.neurons),
         Stage::Gate => {

@@ -66,7 +66,7 @@ impl Activations {
     }
 }
 
-/// Hooks of a run whose neurons are read from flash: writes down what tokens need that are decoded one by one. What is read together
+/// Hooks of a run whose neurons are read from disk: writes down what tokens need that are decoded one by one. What is read together
 /// is one neuron.
 #[derive(Debug)]
 pub struct Recorder {

@@ -1,4 +1,4 @@
-//! Gate, up and down of a neuron on flash: where their bytes lie, and in how many reads they come (PowerInfer-2, §4.4).
+//! Gate, up and down of a neuron on disk: where their bytes lie, and in how many reads they come (PowerInfer-2, §4.4).
 //!
 //! A bundle has two parts. The first holds what is needed to know whether the neuron is active: the codes of the gate row and
 //! the scales of all three rows. The second holds the codes of up and down. So at 4 bits, 4096 weights and scales of 0.5 KiB per
@@ -10,7 +10,7 @@ use super::error::NeuronError;
 
 /// Storage format of a row's weights: codes one after the other, with a scale for each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowFormat {
+pub struct QuantFormat {
     /// Bits of a code.
     pub bits: u32,
     /// Weights that share a scale; 0: there are no scales.
@@ -19,7 +19,7 @@ pub struct RowFormat {
     pub scale_bytes: u32,
 }
 
-impl RowFormat {
+impl QuantFormat {
     /// 32 bits, no scales.
     pub const F32: Self = Self { bits: 32, group: 0, scale_bytes: 0 };
     /// 16 bits (bf16 or f16), no scales.
@@ -69,7 +69,7 @@ impl Bundle {
     ///
     /// # Errors
     /// [`NeuronError::Bundle`] for a row that is no whole number of bytes or groups, or a block that is no power of 2.
-    pub fn new(hidden: u64, format: RowFormat, block: u64, phases: Phases) -> Result<Self, NeuronError> {
+    pub fn new(hidden: u64, format: QuantFormat, block: u64, phases: Phases) -> Result<Self, NeuronError> {
         let wrong = |what: String| Err(NeuronError::Bundle { hidden, what });
         if hidden == 0 || hidden > MOST_HIDDEN {
             return wrong(format!("1 to {MOST_HIDDEN} can be"));
@@ -77,7 +77,7 @@ impl Bundle {
         if !block.is_power_of_two() || block > MOST_BLOCK {
             return wrong(format!("a block of {block} bytes is not a power of 2 up to {MOST_BLOCK}"));
         }
-        let RowFormat { bits, group, scale_bytes } = format;
+        let QuantFormat { bits, group, scale_bytes } = format;
         if !(1..=64).contains(&bits) || scale_bytes > 8 || !(hidden * u64::from(bits)).is_multiple_of(8) {
             return wrong(format!("{bits} bits each are not a whole number of bytes"));
         }
@@ -96,7 +96,7 @@ impl Bundle {
     /// As [`Bundle::new`].
     pub fn choose(
         hidden: u64,
-        format: RowFormat,
+        format: QuantFormat,
         block: u64,
         rates: &RatesByBlock,
         together: f64,
@@ -227,18 +227,18 @@ mod tests {
 
     #[test]
     fn four_bits_are_two_reads_of_4_kib_and_sixteen_one_of_24() {
-        let q4 = Bundle::choose(4096, RowFormat::Q4_PAPER, 4096, &ufs(), 0.8).unwrap();
+        let q4 = Bundle::choose(4096, QuantFormat::Q4_PAPER, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((q4.bytes(), q4.stride(), q4.phases()), (7680, 8192, Phases::Two));
         assert_eq!(q4.gate(), Range { offset: 0, bytes: 4096 });
         assert_eq!(q4.rest(), Range { offset: 4096, bytes: 4096 });
-        let half = Bundle::choose(4096, RowFormat::HALF, 4096, &ufs(), 0.8).unwrap();
+        let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((half.stride(), half.gate().bytes, half.phases()), (24 * KIB, 24 * KIB, Phases::One));
         // Where every read has the same rate bytes decide.
         let flat = RatesByBlock::new(vec![(1, 1e9)]).unwrap();
-        let half = Bundle::choose(4096, RowFormat::HALF, 4096, &flat, 0.8).unwrap();
+        let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &flat, 0.8).unwrap();
         assert_eq!((half.phases(), half.expected_bytes(0.8)), (Phases::Two, 8192.0 + 0.8 * 16384.0));
         // A small neuron fits into one block, and two parts of it into two.
-        let small = Bundle::choose(512, RowFormat::Q4_PAPER, 4096, &flat, 0.8).unwrap();
+        let small = Bundle::choose(512, QuantFormat::Q4_PAPER, 4096, &flat, 0.8).unwrap();
         assert_eq!((small.phases(), small.expected_bytes(0.8)), (Phases::One, 4096.0));
     }
 
@@ -257,13 +257,13 @@ mod tests {
     #[test]
     fn what_cannot_be_laid_out_is_refused() {
         let new = |hidden, format, block| Bundle::new(hidden, format, block, Phases::Two);
-        assert!(new(0, RowFormat::Q4, 4096).is_err());
-        assert!(new(u64::MAX, RowFormat::F32, 4096).is_err());
-        assert!(new(48, RowFormat::Q4, 4096).is_err());
-        assert!(new(64, RowFormat::Q4, 3000).is_err());
-        assert!(new(64, RowFormat { bits: u32::MAX, ..RowFormat::Q4 }, 4096).is_err());
-        assert!(new(3, RowFormat { bits: 4, group: 0, scale_bytes: 0 }, 4096).is_err());
-        assert!(new(64, RowFormat::F32, 512).is_ok());
+        assert!(new(0, QuantFormat::Q4, 4096).is_err());
+        assert!(new(u64::MAX, QuantFormat::F32, 4096).is_err());
+        assert!(new(48, QuantFormat::Q4, 4096).is_err());
+        assert!(new(64, QuantFormat::Q4, 3000).is_err());
+        assert!(new(64, QuantFormat { bits: u32::MAX, ..QuantFormat::Q4 }, 4096).is_err());
+        assert!(new(3, QuantFormat { bits: 4, group: 0, scale_bytes: 0 }, 4096).is_err());
+        assert!(new(64, QuantFormat::F32, 512).is_ok());
     }
 
     proptest! {
@@ -271,7 +271,7 @@ mod tests {
         fn parts_do_not_overlap_and_reads_hold_them(
             groups in 1_u64..300, format in 0..4_usize, shift in 6_u32..14, two: bool
         ) {
-            let format = [RowFormat::F32, RowFormat::HALF, RowFormat::Q8, RowFormat::Q4][format];
+            let format = [QuantFormat::F32, QuantFormat::HALF, QuantFormat::Q8, QuantFormat::Q4][format];
             let phases = if two { Phases::Two } else { Phases::One };
             let bundle = Bundle::new(groups * 32, format, 1 << shift, phases).unwrap();
             let (gate, rest) = (bundle.gate(), bundle.rest());

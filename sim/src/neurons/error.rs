@@ -16,7 +16,7 @@ pub enum NeuronError {
     /// Rates that say nothing about the time of a read.
     #[error("the table of read rates is not a table: {0}")]
     Rates(String),
-    /// A pipeline that is told what cannot be.
+    /// A pipeline that is given what cannot be.
     #[error("cluster {cluster}: {what}")]
     Pipeline {
         /// The cluster.

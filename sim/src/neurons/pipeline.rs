@@ -5,7 +5,7 @@
 //! what is ready, of whatever matrix. With [`Order::Matrix`] (Figure 6a) a matrix begins when all clusters of the one before it
 //! are through; gate is one matrix, up and down are the next.
 //!
-//! Decisions only. The caller says what has ended and what a cluster needs next ([`Pipeline::done`]), and asks what to
+//! Decisions only. The caller says what has ended and what a cluster needs next ([`Pipeline::done`]), and requests what to
 //! do ([`Pipeline::compute`], [`Pipeline::read`]); the time is theirs.
 
 use super::error::NeuronError;
@@ -133,7 +133,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Next task of a computing worker; none while nothing is ready. First what may make reads necessary, so that flash has
+    /// Next task of a computing worker; none while nothing is ready. First what may make reads necessary, so that the disk has
     /// work, then what ends a cluster.
     pub fn compute(&mut self) -> Option<Task> {
         self.take(&[Stage::Predict, Stage::Gate, Stage::Rest])

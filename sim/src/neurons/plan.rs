@@ -7,17 +7,17 @@
 //! ```text
 //! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step), read · missing(h, step), bytes(h, step) / memory rate)
 //! time(h) = its mean over the steps of a trace
-//! hot bytes that are missing(h) ≤ attention · flash rate                                  (§5)
+//! hot bytes that are missing(h) ≤ attention · disk rate                                  (§5)
 //! ```
 //!
-//! What a step asks for, and what of it a cache lacks, is what a [`Recorded`] trace gives: neighbouring steps ask for much the same,
+//! What a step requests, and what of it a cache lacks, is what a [`Recorded`] trace gives: neighbouring steps request much the same,
 //! which frequencies do not say. Where memory holds all neurons, frequencies are enough.
 //!
 //! There are no more candidates than clusters. Each has a bound, its time with nothing to be read; they are replayed by ascending bound until
 //! no bound is below the best time: the result is that of replaying all.
 
 use super::error::NeuronError;
-use super::recorded::{Asked, Recorded};
+use super::recorded::{Demand, Recorded};
 
 /// Costs of a layer at one batch size. Times are in seconds, rates in bytes per second.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ pub struct Tables {
     /// Bytes of a neuron.
     pub bytes: f64,
     /// Bytes per second of long reads; infinite where that is no limit.
-    pub flash: f64,
+    pub disk: f64,
     /// Time of the reads of one cold neuron.
     pub read: f64,
     /// Bytes per second of memory, both units together; infinite where that is no limit.
@@ -77,7 +77,7 @@ pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Sha
     check(tables, recorded)?;
     let n = tables.active.len();
     let candidates = (0..n).step_by(tables.cluster).chain([n]).filter(|&hot| hides(tables, hot));
-    let bound = |hot| (evaluate(tables, hot, &asked(tables, recorded, hot)).seconds, hot);
+    let bound = |hot| (evaluate(tables, hot, &demand(tables, recorded, hot)).seconds, hot);
     let mut bounds: Vec<(f64, usize)> = candidates.map(bound).collect();
     bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut best: Option<Share> = None;
@@ -112,26 +112,26 @@ pub fn time_of(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> 
 pub fn hides(tables: &Tables, hot: usize) -> bool {
     let missing = hot.saturating_sub(tables.held) as f64 * tables.bytes;
     // No time at no end of a rate is no number.
-    missing == 0.0 || missing <= tables.attention * tables.flash
+    missing == 0.0 || missing <= tables.attention * tables.disk
 }
 
 /// Requests of steps beside the hot neurons, nothing of which is missing.
-fn asked(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Vec<Asked> {
+fn demand(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Vec<Demand> {
     match recorded {
-        Some(recorded) => recorded.asked(hot),
-        None => vec![Asked { active: tables.active[hot..].iter().sum(), missing: 0.0 }],
+        Some(recorded) => recorded.demand(hot),
+        None => vec![Demand { active: tables.active[hot..].iter().sum(), missing: 0.0 }],
     }
 }
 
 fn replayed(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Share, NeuronError> {
     let steps = match recorded {
         Some(recorded) if tables.read > 0.0 => recorded.replay(hot, tables.held, tables.cluster)?,
-        _ => asked(tables, recorded, hot),
+        _ => demand(tables, recorded, hot),
     };
     Ok(evaluate(tables, hot, &steps))
 }
 
-fn evaluate(tables: &Tables, hot: usize, steps: &[Asked]) -> Share {
+fn evaluate(tables: &Tables, hot: usize, steps: &[Demand]) -> Share {
     let count = (tables.active.len() - hot) as f64;
     let dense = dense(tables, hot);
     let n = steps.len().max(1) as f64;
@@ -187,7 +187,7 @@ fn check(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<(), NeuronE
     if !times.into_iter().chain(tables.dense.iter().map(|r| r.1)).all(finite) {
         return wrong("times and sizes are numbers from 0 on");
     }
-    if [tables.flash, tables.memory].into_iter().any(|r| r.is_nan() || r <= 0.0) {
+    if [tables.disk, tables.memory].into_iter().any(|r| r.is_nan() || r <= 0.0) {
         return wrong("rates are above 0");
     }
     match recorded {

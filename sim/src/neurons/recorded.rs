@@ -10,12 +10,12 @@ pub struct Recorded<'a> {
     /// Active neurons, by rank: the most active first.
     pub activations: &'a Activations,
     /// Steps that fill the cache and are not counted.
-    pub lead: usize,
+    pub warmup: usize,
 }
 
-/// Cold neurons that a step asks for, of a matrix on average.
+/// Cold neurons that a step requests, of a matrix on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Asked {
+pub struct Demand {
     /// That are active.
     pub active: f64,
     /// Of these, those that memory lacks.
@@ -30,7 +30,7 @@ impl Recorded<'_> {
         if of.neurons as usize != neurons {
             return wrong("they are of another layer than the tables");
         }
-        if of.tokens.len() <= self.lead {
+        if of.tokens.len() <= self.warmup {
             return wrong("no step is left to count");
         }
         let there = |&(matrix, ref active): &(u32, Vec<u32>)| {
@@ -45,18 +45,18 @@ impl Recorded<'_> {
     }
 
     /// Requests of the counted steps after the first `hot` neurons of each matrix, nothing of which is missing.
-    pub(super) fn asked(&self, hot: usize) -> Vec<Asked> {
-        let steps = self.activations.tokens.iter().skip(self.lead);
+    pub(super) fn demand(&self, hot: usize) -> Vec<Demand> {
+        let steps = self.activations.tokens.iter().skip(self.warmup);
         let active = |step: &Vec<(u32, Vec<u32>)>| {
             let cold = step.iter().map(|(_, active)| cold(active, hot).len()).sum::<usize>();
-            Asked { active: cold as f64 / step.len() as f64, missing: 0.0 }
+            Demand { active: cold as f64 / step.len() as f64, missing: 0.0 }
         };
         steps.map(active).collect()
     }
 
     /// The same with what a cache lacks that holds `held` neurons of each matrix, the first `hot` of which stay, as far as there is room;
     /// of the others goes what was used longest ago.
-    pub(super) fn replay(&self, hot: usize, held: usize, cluster: usize) -> Result<Vec<Asked>, NeuronError> {
+    pub(super) fn replay(&self, hot: usize, held: usize, cluster: usize) -> Result<Vec<Demand>, NeuronError> {
         let of = self.activations;
         let shape = Shape {
             matrices: of.matrices,
@@ -65,13 +65,13 @@ impl Recorded<'_> {
             gate: 1,
             rest: 0,
         };
-        // Hot neurons are never asked of the cache: they take their room of it.
+        // Hot neurons are never requested from the cache: they take their room of it.
         let room = held.saturating_sub(hot) as u64 * u64::from(of.matrices);
         let mut cache = Segmented::new(shape, Regions::of(room, 0, 0)?)?;
         let mut steps = Vec::with_capacity(of.tokens.len());
         for step in &of.tokens {
             cache.begin();
-            let mut asked = Asked::default();
+            let mut demand = Demand::default();
             for &(matrix, ref active) in step {
                 let cold = cold(active, hot);
                 let there: Vec<bool> = cold.iter().map(|&n| cache.holds(matrix, n, Part::Whole)).collect();
@@ -79,15 +79,15 @@ impl Recorded<'_> {
                 for pass in [true, false] {
                     for (&neuron, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
                         let found = cache.neuron(matrix, neuron, Part::Whole, |_| ())?;
-                        asked.missing += f64::from(u8::from(found.read() > 0));
+                        demand.missing += f64::from(u8::from(found.read() > 0));
                     }
                 }
-                asked.active += cold.len() as f64;
+                demand.active += cold.len() as f64;
             }
             let n = step.len() as f64;
-            steps.push(Asked { active: asked.active / n, missing: asked.missing / n });
+            steps.push(Demand { active: demand.active / n, missing: demand.missing / n });
         }
-        Ok(steps.split_off(self.lead))
+        Ok(steps.split_off(self.warmup))
     }
 }
 

@@ -142,7 +142,7 @@ fn least(activations: &Activations, shape: Shape, capacity: u64, from: usize) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::bundle::{Bundle, Phases, RowFormat};
+    use super::super::bundle::{Bundle, Phases, QuantFormat};
     use super::super::synthetic::Recipe;
     use super::*;
 
@@ -159,7 +159,7 @@ mod tests {
             tokens: 96,
             seed: 11,
         };
-        let bundle = Bundle::new(2048, RowFormat::Q4, 512, Phases::Two).unwrap();
+        let bundle = Bundle::new(2048, QuantFormat::Q4, 512, Phases::Two).unwrap();
         let shape = Shape {
             matrices: 32,
             neurons: 512,

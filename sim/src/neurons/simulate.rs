@@ -45,7 +45,7 @@ pub struct Outcome {
     pub computing: u64,
     /// Of the one that reads.
     pub reading: u64,
-    /// Time without computation while flash was read: what reading adds to the critical path (Table 4).
+    /// Time without computation while the disk was read: what reading adds to the critical path (Table 4).
     pub exposed: u64,
     /// Computing workers without work, all together, up to the end.
     pub bubbles: u64,
@@ -54,7 +54,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Share of the time in which all threads wait for flash.
+    /// Share of the time in which all threads wait for the disk.
     pub fn io_share(&self) -> f64 {
         if self.makespan == 0 { 0.0 } else { self.exposed as f64 / self.makespan as f64 }
     }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Figure 6: eight clusters, every other one on flash, whose reads take as long as the figure's longest computation.
+    /// Figure 6: eight clusters, every other one on disk, whose reads take as long as the figure's longest computation.
     fn figure_6() -> Vec<Job> {
         let job = |i: usize| {
             let io = (i >= 4).then_some(20);
@@ -152,8 +152,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_memory_is_computed_while_a_matrix_waits_for_flash() {
-        // One worker. In the first block one cluster is on flash, in the second all is there.
+    fn what_is_in_memory_is_computed_while_a_matrix_waits_for_disk() {
+        // One worker. In the first block one cluster is on disk, in the second all is there.
         let jobs = [
             Job { block: 0, stages: [None, Some(40), Some(10), None, Some(10)] },
             Job { block: 1, stages: [Some(5), None, Some(15), None, Some(20)] },

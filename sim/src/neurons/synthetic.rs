@@ -148,7 +148,7 @@ mod tests {
     };
 
     #[test]
-    fn a_trace_has_the_sparsity_and_the_order_that_was_asked_for() {
+    fn a_trace_has_the_sparsity_and_the_order_that_was_requested() {
         for sparsity in [0.0, 0.5, 0.9] {
             let drawn = Recipe { sparsity, ..RECIPE }.draw().unwrap();
             assert!((drawn.sparsity() - sparsity).abs() < 0.02, "{sparsity} {}", drawn.sparsity());

@@ -1,17 +1,19 @@
 //! Journal of a decider's events and decisions: to be read, replayed, or compared.
 //!
-//! Told again, the events give the same decisions ([`Journal::again`]);
-//! what of them is routing ([`Journal::asks`]) is what a simulation starts from.
+//! Replayed, the events give the same decisions ([`Journal::again`]);
+//! what of them is routing ([`Journal::requests`]) is what a simulation starts from.
 
 use moec_ir::plan;
 use moec_runtime::Result;
-use moec_runtime::offload::paging::decider::{Asked, Decider, Decision, Event, How, News, Scores, Seen};
+use moec_runtime::offload::paging::decider::{
+    Decider, Decision, DiskProgress, Event, ExpertRequest, How, News, Scores,
+};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A layer has asked for its experts.
+/// A layer has requested its experts.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ask {
+pub struct RecordedRequest {
     /// Layer, counted over those with routed experts.
     pub layer: usize,
     /// Rows of the call.
@@ -26,11 +28,11 @@ pub struct Ask {
     pub scores: Vec<Vec<f32>>,
 }
 
-impl Ask {
+impl RecordedRequest {
     /// The same as an event, with what was measured until then.
-    pub fn asked(&self, stalled: Duration, flash: Seen) -> Asked<'_> {
+    pub fn at(&self, stalled: Duration, disk: DiskProgress) -> ExpertRequest<'_> {
         let Self { layer, rows, k, ref active, ref beside, ref scores } = *self;
-        Asked {
+        ExpertRequest {
             layer,
             rows,
             k,
@@ -39,29 +41,29 @@ impl Ask {
             scored: scores.len(),
             scores: Scores::Kept(scores),
             stalled,
-            flash,
+            disk,
         }
     }
 
     /// Request of a step.
-    fn of(asked: &Asked<'_>) -> Self {
-        let scored = if asked.rows == 1 { asked.scored } else { 0 };
+    fn of(request: &ExpertRequest<'_>) -> Self {
+        let scored = if request.rows == 1 { request.scored } else { 0 };
         Self {
-            layer: asked.layer,
-            rows: asked.rows,
-            k: asked.k,
-            active: asked.active.to_vec(),
-            beside: asked.beside.to_vec(),
-            scores: (0..scored).map(|i| asked.scores.of(i).to_vec()).collect(),
+            layer: request.layer,
+            rows: request.rows,
+            k: request.k,
+            active: request.active.to_vec(),
+            beside: request.beside.to_vec(),
+            scores: (0..scored).map(|i| request.scores.of(i).to_vec()).collect(),
         }
     }
 }
 
 /// An event that can be kept.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
-    /// A layer has asked, with what was measured until then: waiting, and what flash had done.
-    Asked(Ask, Duration, Seen),
+pub enum JournalEvent {
+    /// A layer has requested its experts, with what was measured until then: waiting, and what the disk had done.
+    Requested(RecordedRequest, Duration, DiskProgress),
     /// Anything else.
     News(News),
 }
@@ -70,7 +72,7 @@ pub enum Heard {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
     /// Event, and its time.
-    Heard(Duration, Heard),
+    Heard(Duration, JournalEvent),
     /// Decision on it.
     Said(Decision),
 }
@@ -94,12 +96,12 @@ impl Journal {
     }
 
     /// The routing of it.
-    pub fn asks(&self) -> Vec<Ask> {
-        let ask = |line| match line {
-            Line::Heard(_, Heard::Asked(ask, ..)) => Some(ask),
+    pub fn requests(&self) -> Vec<RecordedRequest> {
+        let request = |line| match line {
+            Line::Heard(_, JournalEvent::Requested(request, ..)) => Some(request),
             _ => None,
         };
-        self.lines().into_iter().filter_map(ask).collect()
+        self.lines().into_iter().filter_map(request).collect()
     }
 
     /// The decisions of it.
@@ -111,7 +113,7 @@ impl Journal {
         self.lines().into_iter().filter_map(said).collect()
     }
 
-    /// Tells a decider of its own all events at their times, and gives what it says: the journal's decisions, whatever the
+    /// Sends a decider of its own all events at their times, and gives what it says: the journal's decisions, whatever the
     /// machine was doing when they were made.
     ///
     /// # Errors
@@ -122,10 +124,10 @@ impl Journal {
         for line in self.lines() {
             let Line::Heard(now, heard) = line else { continue };
             said.extend_from_slice(match &heard {
-                Heard::Asked(ask, stalled, flash) => {
-                    decider.hear(now, Event::Asked(ask.asked(*stalled, *flash)))?
+                JournalEvent::Requested(request, stalled, disk) => {
+                    decider.hear(now, Event::Requested(request.at(*stalled, *disk)))?
                 }
-                Heard::News(news) => decider.hear(now, Event::News(*news))?,
+                JournalEvent::News(news) => decider.hear(now, Event::News(*news))?,
             });
         }
         Ok(said)
@@ -133,8 +135,10 @@ impl Journal {
 
     pub(super) fn heard(&self, now: Duration, event: &Event<'_>) {
         let heard = match *event {
-            Event::Asked(asked) => Heard::Asked(Ask::of(&asked), asked.stalled, asked.flash),
-            Event::News(news) => Heard::News(news),
+            Event::Requested(request) => {
+                JournalEvent::Requested(RecordedRequest::of(&request), request.stalled, request.disk)
+            }
+            Event::News(news) => JournalEvent::News(news),
         };
         self.add(Line::Heard(now, heard));
     }

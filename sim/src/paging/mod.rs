@@ -1,35 +1,37 @@
 //! A run that computes nothing and reads nothing: recorded routing on modelled units, under virtual time.
 //!
-//! The desk, the decider, the cache and its policy, and the scheduler of flash are those of a run; modelled are the device
-//! after the scheduler ([`crate::flash::Modelled`]) and the unit that computes ([`Units`]). A run of one lane under virtual time
+//! The I/O executor, the decider, the cache and its policy, and the scheduler of the disk are those of a run; modelled are the device
+//! after the scheduler ([`crate::disk::Modelled`]) and the unit that computes ([`Units`]). A run of one thread under virtual time
 //! ([`Observed`]) takes the same turns, so that both decide the same.
 
 mod journal;
 mod observed;
 
-use crate::flash::{Link, VirtualDisk};
+use crate::disk::{Link, VirtualDisk};
 use moec_ir::plan;
 use moec_runtime::offload::cache::Key;
-use moec_runtime::offload::flash::{
+use moec_runtime::offload::disk::{
     self, BLOCK, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, Options, Priority,
 };
-use moec_runtime::offload::paging::decider::{Asked, Counts, Decider, Decision, Event, How, News, Seen};
-use moec_runtime::offload::paging::desk::{Desk, Watch};
+use moec_runtime::offload::paging::decider::{
+    Counts, Decider, Decision, DiskProgress, Event, ExpertRequest, How, News,
+};
+use moec_runtime::offload::paging::io_executor::{IoExecutor, Watch};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use journal::{Ask, Heard, Journal, Line};
+pub use journal::{Journal, JournalEvent, Line, RecordedRequest};
 pub use observed::Observed;
 
-/// Modelled units: a disk that experts come from, and one that computes, whose lanes work together as one.
+/// Modelled units: a disk that experts come from, and one that computes, whose threads work together as one.
 pub trait Units: Sync + std::fmt::Debug {
     /// Scheduler that the disk serves.
     fn link(&self) -> Link;
 
-    /// Time from the last expert of the layer before to the moment when a layer asks for its own, in a call of so many rows.
+    /// Time from the last expert of the layer before to the moment when a layer requests its own, in a call of so many rows.
     /// For the first layer: from the last expert of the call before.
     fn between(&self, layer: usize, rows: usize) -> Duration;
 
@@ -51,7 +53,7 @@ pub struct Scene<'a> {
     pub elsewhere: &'a [(u32, u32)],
     /// Bytes of the two matrices of an expert, by layer.
     pub matrices: &'a [[u64; 2]],
-    /// Layers ahead whose experts are read before they are asked for.
+    /// Layers ahead whose experts are read before they are requested.
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most.
     pub preload: bool,
@@ -61,10 +63,10 @@ pub struct Scene<'a> {
 
 /// Work of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Did {
+pub enum UnitWork {
     /// Computed what lies between the experts of two layers.
     Between {
-        /// The layer that asks then.
+        /// The layer whose request comes then.
         layer: usize,
     },
     /// Waited for a part of an expert.
@@ -75,7 +77,7 @@ pub enum Did {
     Read {
         /// Expert.
         key: Key,
-        /// Whether it was asked for before it was needed.
+        /// Whether it was requested before it was needed.
         ahead: bool,
     },
 }
@@ -85,15 +87,15 @@ pub enum Did {
 pub struct SimulatedRun {
     /// Counters of decisions.
     pub counts: Counts,
-    /// Statistics of flash.
-    pub flash: flash::Stats,
+    /// Statistics of the disk.
+    pub disk: disk::Stats,
     /// Time until the last expert was computed.
     pub wall: Duration,
     /// Time in which no thread computed since an expert was missing.
     pub stalled: Duration,
 }
 
-/// Runs recorded routing on modelled units. Tells what they did, in the order in which it ended: from, to.
+/// Runs recorded routing on modelled units. Reports what they did, in the order in which it ended: from, to.
 ///
 /// # Errors
 /// [`Error::Bundle`] for a plan without experts or with a policy that is not known; memory for the frames refused (none of it is
@@ -101,63 +103,67 @@ pub struct SimulatedRun {
 pub fn simulate<'a>(
     scene: Scene<'_>,
     units: &dyn Units,
-    asks: impl IntoIterator<Item = &'a Ask>,
-    on: &mut dyn FnMut(Did, Duration, Duration),
+    requests: impl IntoIterator<Item = &'a RecordedRequest>,
+    on: &mut dyn FnMut(UnitWork, Duration, Duration),
 ) -> Result<SimulatedRun> {
     let Scene { paging, elsewhere, matrices, ahead, preload, journal } = scene;
     let bytes: Vec<u64> = matrices.iter().map(|&m| expert_bytes(m)).collect();
     let decider = Decider::new(paging, How { bytes: &bytes, elsewhere, ahead, preload })?;
-    let count = paging.frames.saturating_add(paging.spare);
+    let count = paging.frames.saturating_add(paging.staging);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let options = Options { block_bytes: paging.block_bytes, ..Options::default() };
     let table = Arc::new(table(paging, matrices)?);
-    let flash = VirtualDisk::new(table, buffers, &options, units.link(), false)?;
-    let mut desk = Desk::new(decider, count as usize);
+    let disk = VirtualDisk::new(table, buffers, &options, units.link(), false)?;
+    let mut executor = IoExecutor::new(decider, count as usize);
     let mut watch = Reads { on, journal };
     let mut run = SimulatedRun::default();
-    desk.news(&flash, News::Began, &mut watch)?;
-    for ask in asks {
-        let begin = flash.now();
-        flash.pass(units.between(ask.layer, ask.rows));
-        (watch.on)(Did::Between { layer: ask.layer }, begin, flash.now());
-        desk.take_news(&flash, &mut watch)?;
-        desk.ask(&flash, Asked { ..ask.asked(run.stalled, Seen::default()) }, &mut watch)?;
-        let rows = rows_each(ask.rows, ask.k, ask.active.len());
+    executor.news(&disk, News::Began, &mut watch)?;
+    for request in requests {
+        let begin = disk.now();
+        disk.pass(units.between(request.layer, request.rows));
+        (watch.on)(UnitWork::Between { layer: request.layer }, begin, disk.now());
+        executor.take_news(&disk, &mut watch)?;
+        executor.request(
+            &disk,
+            ExpertRequest { ..request.at(run.stalled, DiskProgress::default()) },
+            &mut watch,
+        )?;
+        let rows = rows_each(request.rows, request.k, request.active.len());
         for part in 0..2 {
-            for at in 0..desk.decider.order().len() {
-                let turn = desk.decider.order()[at];
-                let key = desk.decider.keys()[turn.id];
-                let begin = flash.now();
-                while !desk.decider.is_ready(turn.id, part) {
-                    if !flash.news(None) {
+            for at in 0..executor.decider.order().len() {
+                let turn = executor.decider.order()[at];
+                let key = executor.decider.keys()[turn.id];
+                let begin = disk.now();
+                while !executor.decider.is_ready(turn.id, part) {
+                    if !disk.news(None) {
                         return Err(Error::plan(format!(
                             "expert {} of layer {} is never read",
                             key.expert, key.layer
                         )));
                     }
-                    desk.take_news(&flash, &mut watch)?;
+                    executor.take_news(&disk, &mut watch)?;
                 }
-                let there = flash.now();
+                let there = disk.now();
                 run.stalled += there.saturating_sub(begin);
                 if there > begin {
-                    (watch.on)(Did::Wait(key), begin, there);
+                    (watch.on)(UnitWork::Wait(key), begin, there);
                 }
-                flash.pass(units.expert(ask.layer, part, rows));
-                (watch.on)(Did::Expert(key), there, flash.now());
-                if turn.passes && (desk.decider.split() || part == 1) {
-                    desk.news(&flash, News::Computed { at, part: part as u8 }, &mut watch)?;
+                disk.pass(units.expert(request.layer, part, rows));
+                (watch.on)(UnitWork::Expert(key), there, disk.now());
+                if turn.passes && (executor.decider.split() || part == 1) {
+                    executor.news(&disk, News::Computed { at, part: part as u8 }, &mut watch)?;
                 }
             }
         }
     }
-    run.wall = flash.now();
-    (run.counts, run.flash) = (desk.decider.counts(), flash.stats());
+    run.wall = disk.now();
+    (run.counts, run.disk) = (executor.decider.counts(), disk.stats());
     Ok(run)
 }
 
-/// Tells of reads, and writes down the rest.
+/// Reports of reads, and writes down the rest.
 struct Reads<'a> {
-    on: &'a mut dyn FnMut(Did, Duration, Duration),
+    on: &'a mut dyn FnMut(UnitWork, Duration, Duration),
     journal: Option<&'a Journal>,
 }
 
@@ -175,7 +181,7 @@ impl Watch for Reads<'_> {
     }
 
     fn read(&mut self, key: Key, priority: Priority, since: Duration, now: Duration) {
-        (self.on)(Did::Read { key, ahead: priority == Priority::Prefetch }, since, now);
+        (self.on)(UnitWork::Read { key, ahead: priority == Priority::Prefetch }, since, now);
     }
 }
 

@@ -1,10 +1,10 @@
 //! A run that is looked at, and that modelled units may give the time.
 
 use super::{Journal, Units, rows_each};
-use crate::flash::VirtualDisk;
+use crate::disk::VirtualDisk;
 use moec_runtime::Result;
-use moec_runtime::exec::unit::Half;
-use moec_runtime::offload::flash::{Buffers, Disk, ExtentTable, Options};
+use moec_runtime::exec::unit::LayerPart;
+use moec_runtime::offload::disk::{Buffers, Disk, ExtentTable, Options};
 use moec_runtime::offload::paging::Hooks;
 use moec_runtime::offload::paging::decider::{Decision, Event};
 use std::fmt;
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Hooks of one run: what its decider hears and says is written down. With units their time counts, and not the machine's: the run computes
-/// what it computes, on one lane.
+/// what it computes, on one thread.
 pub struct Observed {
     /// What was heard and said.
     pub journal: Journal,
     units: Option<&'static dyn Units>,
     disk: OnceLock<Arc<VirtualDisk>>,
-    /// Rows of an expert of the layer that has asked last.
+    /// Rows of an expert of the layer of the last request.
     rows: Mutex<f64>,
 }
 
@@ -55,17 +55,17 @@ impl Hooks for Observed {
         Ok(Some(disk))
     }
 
-    fn asks(&self, layer: usize, rows: usize) {
+    fn requested(&self, layer: usize, rows: usize) {
         self.pass(|units, _| units.between(layer, rows));
     }
 
-    fn computed(&self, half: Half) {
-        self.pass(|units, rows| units.expert(half.layer, half.part, rows));
+    fn computed(&self, layer_part: LayerPart) {
+        self.pass(|units, rows| units.expert(layer_part.layer, layer_part.part.index(), rows));
     }
 
     fn heard(&self, now: Duration, event: &Event<'_>) {
-        if let Event::Asked(asked) = event {
-            let rows = rows_each(asked.rows, asked.k, asked.active.len());
+        if let Event::Requested(request) = event {
+            let rows = rows_each(request.rows, request.k, request.active.len());
             *self.rows.lock().unwrap_or_else(PoisonError::into_inner) = rows;
         }
         self.journal.heard(now, event);

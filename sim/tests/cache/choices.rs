@@ -22,14 +22,14 @@ fn skew_without_persistence_is_not_for_lru() {
         assert!(own.hit_rate() > lru.hit_rate(), "{slots}: {own:?} {lru:?}");
         assert!(choice.held_out.hit_rate() >= choice.held_out_lru.hit_rate() + choice.margin());
         assert!(choice.margin() > MARGIN);
-        assert!(choice.rows.iter().all(|r| r.tally.read >= choice.optimum.read));
+        assert!(choice.rows.iter().all(|r| r.counters.read >= choice.optimum.read));
         assert_eq!(choice.rows[0].setting, Setting::lru());
         let best = choice.best_of_each();
         assert_eq!(
             best.iter().map(|r| r.setting.info().name).collect::<Vec<_>>(),
             ["lru", "lfu", "mrs", "page-cache"]
         );
-        assert!(choice.chosen.tally.read <= best[0].tally.read);
+        assert!(choice.chosen.counters.read <= best[0].counters.read);
     }
 }
 
@@ -46,7 +46,7 @@ fn a_cache_for_everything_needs_no_choice() {
     let trace = synthetic(&experts(3, 16, 2), &skewed(16), 0.5, 500, 3).unwrap();
     let choice = choose(&trace, 48, Pin::Auto).unwrap();
     assert_eq!(choice.chosen.setting, Setting::lru());
-    assert_eq!(choice.chosen.tally.read, choice.optimum.read);
+    assert_eq!(choice.chosen.counters.read, choice.optimum.read);
     assert_eq!(choose(&trace, 0, Pin::Auto).unwrap().chosen.setting, Setting::lru());
 }
 
@@ -64,7 +64,7 @@ fn without_scores_no_policy_that_needs_them_is_tried() {
     let choice = choose(&trace, 2, Pin::Auto).unwrap();
     assert!(choice.rows.iter().all(|r| !r.setting.info().scored));
     // LRU never hits; what keeps the two does.
-    assert_eq!(choice.rows[0].tally.hits, 0);
+    assert_eq!(choice.rows[0].counters.hits, 0);
     assert_eq!(choice.reason, Reason::BeatsLru);
 }
 
@@ -109,7 +109,7 @@ fn experts_that_are_always_hot_are_pinned() {
         SHARES.iter().filter(|s| choice.pinned_rows.iter().any(|r| r.pinned == **s)).collect();
     assert_eq!(tried.len(), SHARES.len());
     assert!(choice.pinned_rows.contains(&choice.chosen) && !choice.rows.contains(&choice.chosen));
-    assert!(choice.pinned_rows.iter().all(|r| r.tally.read >= choice.optimum.read));
+    assert!(choice.pinned_rows.iter().all(|r| r.counters.read >= choice.optimum.read));
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod synthetic;
 mod warm;
 
 use moec_runtime::offload::cache::{CachedLayer, Event, ExpertIndex, Setting};
-use moec_sim::cache::{Tally, Trace, replay};
+use moec_sim::cache::{CacheCounters, Trace, replay};
 
 /// Layers of equal experts, of which `k` are used, of one byte each.
 pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> ExpertIndex {
@@ -32,7 +32,7 @@ pub(crate) fn setting(text: &str) -> Setting {
     text.parse().unwrap()
 }
 
-pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
+pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> CacheCounters {
     replay(trace, capacity, &setting(text), 1).unwrap().total()
 }
 

@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// To the others it is a smaller cache, which is never asked for a pinned expert.
+    /// To the others it is a smaller cache, which never gets a request for a pinned expert.
     #[test]
     fn policies_hear_nothing_of_the_pinned(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting(), which: u64
@@ -170,7 +170,7 @@ proptest! {
     fn a_cache_that_is_all_pins_reads_each_once(trace in traces(true), setting in any_setting()) {
         let all = hottest(&trace, u64::MAX, |_| true);
         let capacity = 3 * all.len() as u64;
-        let tally = replay_pinned(&trace, capacity, &setting, &all, 1).unwrap().total();
-        prop_assert_eq!(tally.misses, all.len() as u64);
+        let counters = replay_pinned(&trace, capacity, &setting, &all, 1).unwrap().total();
+        prop_assert_eq!(counters.misses, all.len() as u64);
     }
 }

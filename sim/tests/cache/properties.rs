@@ -179,14 +179,14 @@ proptest! {
         prop_assert_eq!(&run, &replay(&trace, capacity, &setting, folds).unwrap());
         let total = run.total();
         prop_assert_eq!(total.accesses(), trace.accesses() as u64);
-        let mut sum = Tally::default();
+        let mut sum = CacheCounters::default();
         for f in &run.folds {
             sum += *f;
         }
         prop_assert_eq!(sum, total);
-        for (tally, layer) in run.layers.iter().zip(trace.experts().layers()) {
-            prop_assert_eq!(tally.accesses(), (trace.tokens() * layer.k) as u64);
-            prop_assert_eq!(tally.read, tally.misses * layer.bytes);
+        for (counters, layer) in run.layers.iter().zip(trace.experts().layers()) {
+            prop_assert_eq!(counters.accesses(), (trace.tokens() * layer.k) as u64);
+            prop_assert_eq!(counters.read, counters.misses * layer.bytes);
         }
         // As large as the model, everything is read once.
         let all = replay(&trace, trace.experts().bytes(), &setting, 1).unwrap().total();
@@ -269,7 +269,7 @@ proptest! {
     }
 }
 
-/// Weights grow and factors fade until they are brought back; results stay the same.
+/// Weights grow and factors decay until they are brought back; results stay the same.
 #[test]
 fn a_long_run_is_its_slow_model() {
     let mut trace = Trace::new(experts(1, 6, 1), true);

@@ -28,7 +28,7 @@ fn counts_are_read_by_model_and_domain() {
 }
 
 #[test]
-fn experts_are_as_popular_as_was_asked() {
+fn experts_are_as_popular_as_requested() {
     // The busiest of 32 experts is used by two thirds of the tokens.
     let falling: Vec<f64> = (0..32).map(|e| 1.0 / (2.0 + f64::from(e))).collect();
     let sum: f64 = falling.iter().sum();

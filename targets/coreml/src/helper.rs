@@ -79,7 +79,7 @@ impl Helper {
         Ok(Self { program, venv })
     }
 
-    /// Starts it and asks for its versions: whether it would work.
+    /// Starts it and requests its versions: whether it would work.
     ///
     /// # Errors
     /// It does not start, coremltools is missing or another one, or it speaks another version of the protocol.
@@ -125,9 +125,14 @@ impl Helper {
     }
 
     /// Starts the program, feeds it, and hands on what it says until it ends.
-    fn run(&self, verb: &str, input: Option<&[u8]>, hear: &mut dyn FnMut(Event)) -> Result<(), HelperError> {
+    fn run(
+        &self,
+        subcommand: &str,
+        input: Option<&[u8]>,
+        hear: &mut dyn FnMut(Event),
+    ) -> Result<(), HelperError> {
         let mut command = Command::new(&self.program);
-        command.args([OsStr::new("--venv"), self.venv.as_os_str(), OsStr::new(verb)]);
+        command.args([OsStr::new("--venv"), self.venv.as_os_str(), OsStr::new(subcommand)]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command
             .spawn()

@@ -8,7 +8,7 @@
 
 use moec_codegen::spec::{ExpertDown, ExpertGateUp, Linear};
 use moec_codegen::{WeightOrder, packed_words};
-use moec_cpu::{Compute, CpuTarget, KernelSpec, RowForm, Schedule, Stopwatch, roofline};
+use moec_cpu::{ComputeType, CpuTarget, KernelSpec, RowFormat, Schedule, Stopwatch, roofline};
 use moec_device::Device;
 use moec_ir::Format;
 use moec_ir::op::{Activation, DispatchLayout, Glu};
@@ -24,12 +24,12 @@ const EXPERTS: usize = 64;
 const TIME: Duration = Duration::from_millis(600);
 
 fn linear(n: usize, format: Format) -> KernelSpec {
-    let x_ld = packed_words(HIDDEN, Compute::Bf16) + 16;
+    let x_ld = packed_words(HIDDEN, ComputeType::Bf16) + 16;
     KernelSpec::Linear(Linear {
         k: HIDDEN,
         n,
         format,
-        compute: Compute::Bf16,
+        compute: ComputeType::Bf16,
         groups: 1,
         x_ld,
         out_ld: n,
@@ -43,7 +43,7 @@ fn linear(n: usize, format: Format) -> KernelSpec {
 /// Both halves of experts that get `rows` rows each.
 fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
     let layout = DispatchLayout { rows: rows * EXPERTS, k: 1, experts: EXPERTS };
-    let (compute, bias, schedule) = (Compute::Bf16, false, Schedule::default());
+    let (compute, bias, schedule) = (ComputeType::Bf16, false, Schedule::default());
     let ld = |channels: usize| packed_words(channels, compute) + 16;
     let glu = Glu::Gated(Activation::Silu);
     let x_ld = ld(HIDDEN);
@@ -56,7 +56,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         x_ld,
         glu,
         bias,
-        out: RowForm::f32(INTER),
+        out: RowFormat::f32(INTER),
         order: WeightOrder::Panels,
         schedule,
     });

@@ -1,15 +1,15 @@
-//! In what form matrix kernels multiply: what `activations` of `model.toml` means on a machine.
+//! Compute types of matrix kernels: what `activations` of `model.toml` means on a machine.
 
 use crate::select::{Result, Role, Selection};
 use crate::{CpuTarget, Unsupported};
-use moec_codegen::{ByteDot, Compute, simt};
+use moec_codegen::{ByteDot, ComputeType, gpu};
 use moec_ir::{FEW_ROWS, Format};
 
 /// Option of the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
     /// The best for the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it
-    /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows meet every
+    /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows are multiplied by every
     /// format on them.
     #[default]
     Auto,
@@ -21,9 +21,9 @@ pub enum Activations {
     I8,
 }
 
-/// Rows to be brought into the form of a matrix kernel.
+/// Conversion of rows to the compute type of a matrix kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
+pub(crate) struct RowConversion {
     /// Columns of a group.
     pub(crate) cols: usize,
     /// Groups of a row.
@@ -32,8 +32,8 @@ pub(crate) struct Form {
     pub(crate) per_row: usize,
     /// Words from row to row.
     pub(crate) ld: usize,
-    /// Form.
-    pub(crate) to: Compute,
+    /// Compute type.
+    pub(crate) to: ComputeType,
 }
 
 impl Activations {
@@ -57,69 +57,81 @@ impl Activations {
 }
 
 impl CpuTarget {
-    /// Compute type of `rows` rows with a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`simt::FEW_ROWS`]) wait
-    /// for the weights, and so are not rounded; many meet them on tensor cores in bf16, unless activations are to be exact, weights are
+    /// Compute type of `rows` rows with a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`gpu::FEW_ROWS`]) wait
+    /// for the weights, and so are not rounded; many are multiplied by them on tensor cores in bf16, unless activations are to be exact, weights are
     /// of f32 or have a scale for each row, or tensor cores do not take such rows.
-    pub(crate) fn meets(&self, format: Format, rows: usize, depth: usize) -> Result<Compute> {
+    pub(crate) fn compute_type(&self, format: Format, rows: usize, depth: usize) -> Result<ComputeType> {
         if !self.isa.is_thread() {
             return self.compute(format, rows);
         }
-        let many = rows > simt::FEW_ROWS && simt::on_tensor_cores(format, depth);
+        let many = rows > gpu::FEW_ROWS && gpu::on_tensor_cores(format, depth);
         let rounds = self.activations != Activations::F32 && format != Format::F32 && !format.is_by_channel();
-        Ok(if many && rounds { Compute::Bf16 } else { Compute::F32 })
+        Ok(if many && rounds { ComputeType::Bf16 } else { ComputeType::F32 })
     }
 
-    /// Rows that a matrix of experts meets at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a
-    /// CPU is asked for that; threads are asked for the average, for those of an expert are a block's.
+    /// Rows that a matrix of experts multiplies at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a
+    /// CPU is used with that; threads are used with the average, for those of an expert are a block's.
     pub(crate) fn rows_of_expert(&self, rows: usize, slots: usize, experts: usize) -> usize {
         if self.isa.is_thread() { slots.div_ceil(experts.max(1)) } else { rows }
     }
 
-    /// Rows in the form that a matrix multiplies, as [`Selection::rows`]. Threads read rows of f32 wherever they lie.
-    pub(crate) fn rows_for(&self, s: &mut Selection, x: Role, rows: usize, form: Form) -> (Role, usize) {
-        if self.isa.is_thread() && form.to == Compute::F32 { (x, form.ld) } else { s.rows(x, rows, form) }
+    /// Rows in the compute type of a matrix, as [`Selection::rows`]. Threads read rows of f32 wherever they lie.
+    pub(crate) fn rows_for(
+        &self,
+        s: &mut Selection,
+        x: Role,
+        rows: usize,
+        conversion: RowConversion,
+    ) -> (Role, usize) {
+        if self.isa.is_thread() && conversion.to == ComputeType::F32 {
+            (x, conversion.ld)
+        } else {
+            s.rows(x, rows, conversion)
+        }
     }
 
     /// Compute type of `rows` rows with weights of a format.
-    pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
+    pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<ComputeType> {
         use Activations::{Auto, Bf16, I8};
         let quantised = format.is_quantised();
         let (pairs, bytes) = (self.isa.bf16, self.isa.bytes != ByteDot::None);
-        let lacks = |what: &str, asked: &str| {
+        let lacks = |what: &str, requested: &str| {
             Err(Unsupported(format!(
-                "`{}` has no dot products of {what}, which `activations = \"{asked}\"` asks for; \
+                "`{}` has no dot products of {what}, which `activations = \"{requested}\"` requests; \
                  `auto` takes what the target has",
                 self.name
             )))
         };
         match (self.activations, quantised) {
-            (Auto, true) if self.isa.tiles && rows > FEW_ROWS => Ok(Compute::Bf16),
-            (Auto | I8, true) if bytes => Ok(Compute::I8),
+            (Auto, true) if self.isa.tiles && rows > FEW_ROWS => Ok(ComputeType::Bf16),
+            (Auto | I8, true) if bytes => Ok(ComputeType::I8),
             (I8, true) => lacks("bytes", "i8"),
             (Bf16, _) if !pairs => lacks("bf16", "bf16"),
-            (Bf16, true) => Ok(Compute::Bf16),
+            (Bf16, true) => Ok(ComputeType::Bf16),
             (Auto | Bf16 | I8, false) if format == Format::Bf16 && pairs && rows > FEW_ROWS => {
-                Ok(Compute::Bf16)
+                Ok(ComputeType::Bf16)
             }
-            _ => Ok(Compute::F32),
+            _ => Ok(ComputeType::F32),
         }
     }
 
     /// Reason for a compute type of `rows` rows with weights of a format, for readers.
-    pub fn why(&self, format: Format, compute: Compute, rows: usize) -> String {
+    pub fn why(&self, format: Format, compute: ComputeType, rows: usize) -> String {
         use Activations::{Auto, F32};
-        let asked = format!("`activations = \"{}\"` asks for it", self.activations.name());
+        let requested = format!("`activations = \"{}\"` requests it", self.activations.name());
         match (compute, format) {
-            (Compute::F32, _) if self.activations == F32 => asked,
-            (Compute::F32, Format::F32 | Format::F16) => format!("weights of {format} meet rows of f32"),
-            (Compute::F32, Format::Bf16) if self.isa.bf16 && rows <= FEW_ROWS => {
+            (ComputeType::F32, _) if self.activations == F32 => requested,
+            (ComputeType::F32, Format::F32 | Format::F16) => {
+                format!("weights of {format} are multiplied by rows of f32")
+            }
+            (ComputeType::F32, Format::Bf16) if self.isa.bf16 && rows <= FEW_ROWS => {
                 "so few rows wait for the weights: f32 costs no time and rounds nothing".to_owned()
             }
-            (Compute::F32, Format::Bf16) => "the target has no dot products of bf16".to_owned(),
-            (Compute::F32, _) => "the target has no dot products of bytes".to_owned(),
-            (Compute::Bf16 | Compute::I8, _) if self.activations != Auto => asked,
-            (Compute::Bf16, _) => "the target multiplies pairs of bf16 faster than f32".to_owned(),
-            (Compute::I8, _) => "the target multiplies four bytes at a time".to_owned(),
+            (ComputeType::F32, Format::Bf16) => "the target has no dot products of bf16".to_owned(),
+            (ComputeType::F32, _) => "the target has no dot products of bytes".to_owned(),
+            (ComputeType::Bf16 | ComputeType::I8, _) if self.activations != Auto => requested,
+            (ComputeType::Bf16, _) => "the target multiplies pairs of bf16 faster than f32".to_owned(),
+            (ComputeType::I8, _) => "the target multiplies four bytes at a time".to_owned(),
         }
     }
 }

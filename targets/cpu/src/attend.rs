@@ -3,7 +3,7 @@
 use crate::select::{InputView, NodeView, Result, Role, Selection, Work};
 use crate::{CpuTarget, Launch, Unsupported};
 use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
-use moec_codegen::{Compute, delta_order, key_order, value_order};
+use moec_codegen::{ComputeType, delta_order, key_order, value_order};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::CacheOrder;
 use moec_ir::{Format, StateKind, Type};
@@ -48,7 +48,7 @@ impl CpuTarget {
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
         let (format, values, ring) = (cache.format, cache.values, cache.ring);
         // A row of decoding is no work for several threads but by heads.
-        let each = if node.apart { 1 } else { heads };
+        let each = if node.one_row_per_sequence { 1 } else { heads };
         let (norm, rotation) = (None, None);
         let spec = CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };
         let work = Work::Kernel(spec.into());
@@ -66,13 +66,14 @@ impl CpuTarget {
         let (cached, [_, _, ctx, _]) = cache(node, 1)?;
         let (cache, count) = (cached.format, q.rows());
         let heads = desc.heads;
-        let rows = if node.apart { 1 } else { (QUERIES / shared(desc)).clamp(1, count.max(1)) };
+        let rows =
+            if node.one_row_per_sequence { 1 } else { (QUERIES / shared(desc)).clamp(1, count.max(1)) };
         let seen = desc.window.map_or(ctx, |w| w.min(ctx));
-        let splits = if node.apart { parts(desc, seen, count) } else { 1 };
+        let splits = if node.one_row_per_sequence { parts(desc, seen, count) } else { 1 };
         let compute = match cache {
-            Format::F32 => Compute::F32,
+            Format::F32 => ComputeType::F32,
             // Threads widen what they read of the cache.
-            _ if self.isa.is_thread() => Compute::F32,
+            _ if self.isa.is_thread() => ComputeType::F32,
             _ => self.compute(Format::Bf16, rows * shared(desc))?,
         };
         let desc = desc.clone();

@@ -1,6 +1,6 @@
 //! Expected time of a matrix kernel on a machine, and the schedule that should take least.
 //!
-//! A kernel takes as long as the slower of two things: its arithmetic at the peak of its form, and its weights,
+//! A kernel takes as long as the slower of two things: its arithmetic at the peak of its compute type, and its weights,
 //! rows and results at the bandwidth of memory. Both are those of one core. What a schedule decides is counted
 //! in rows, each as much arithmetic as a row of the matrix takes:
 //!
@@ -17,7 +17,7 @@
 
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::spec::Product;
-use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, WeightOrder, evenly_from, least};
+use moec_codegen::{ByteDot, ComputeType, Isa, Knob, Schedule, WeightOrder, evenly_from, least};
 use moec_device::Device;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Grid;
@@ -117,7 +117,7 @@ impl Figures {
                 times(by, &format!("dot products of bytes{tiles}"))
             }),
         };
-        let own = device.processor_memory();
+        let own = device.cpu_memory();
         let own = device.memories.iter().find(|m| Some(m.name.as_str()) == own);
         let read = own.and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
         let read = read.map_or_else(
@@ -132,12 +132,12 @@ impl Figures {
         Self { caches, last_cache: device.cache_bytes(3), cores, f32, bf16, bytes, read }
     }
 
-    /// The rate of a form of arithmetic.
-    pub fn rate(&self, compute: Compute) -> &Rate {
+    /// The rate of a compute type.
+    pub fn rate(&self, compute: ComputeType) -> &Rate {
         match compute {
-            Compute::F32 => &self.f32,
-            Compute::Bf16 => &self.bf16,
-            Compute::I8 => &self.bytes,
+            ComputeType::F32 => &self.f32,
+            ComputeType::Bf16 => &self.bf16,
+            ComputeType::I8 => &self.bytes,
         }
     }
 }
@@ -147,7 +147,7 @@ impl Figures {
 pub struct Load {
     /// Matrices that are multiplied by: groups, or the experts that are active.
     pub matrices: usize,
-    /// Rows that meet each of them. Experts: as many as an even routing gives.
+    /// Rows that are multiplied by each of them. Experts: as many as an even routing gives.
     pub rows: usize,
     /// Input channels.
     pub k: usize,
@@ -242,7 +242,7 @@ impl CpuTarget {
         let bytes = matrices as f64 * (weights + (rows * (row_bytes + 4 * results)) as f64);
 
         // Work items take even shares of the rows.
-        let tiles = self.isa.tiles && compute == Compute::Bf16;
+        let tiles = self.isa.tiles && compute == ComputeType::Bf16;
         let most = if tiles || experts.is_none() { schedule.rows } else { rows };
         let panel_bytes = weights / panels.max(1) as f64;
         let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
@@ -251,7 +251,7 @@ impl CpuTarget {
         let mut beside = (blocks - larger) as f64 * item(rows / blocks)
             + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
-        if format.is_quantised() && compute != Compute::I8 {
+        if format.is_quantised() && compute != ComputeType::I8 {
             // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles do not.
             let times = if tiles { blocks as f64 } else { 1.0 };
             beside += times * PER_UNPACKING * peak / self.figures.f32.value;
@@ -280,23 +280,23 @@ impl CpuTarget {
     fn rows_beside(
         &self,
         format: Format,
-        compute: Compute,
+        compute: ComputeType,
         schedule: Schedule,
         rows: usize,
         panel_bytes: f64,
         row_bytes: usize,
     ) -> f64 {
         let [l1, l2] = self.figures.caches.map(|b| b as f64);
-        if compute == Compute::I8 {
+        if compute == ComputeType::I8 {
             let block = schedule.block.min(rows);
-            // Sums of a row, and the cache line of it that a group of weights meets.
+            // Sums of a row, and the cache line of it that a group of weights is multiplied by.
             let held = (block * (4 * self.isa.nr + 64)) as f64;
             let spilt = if held > 0.75 * l1 { rows as f64 / 8.0 } else { 0.0 };
             return rows.div_ceil(schedule.block) as f64
                 * PER_BLOCK[usize::from(format.coding() != Some(Coding::Bytes))]
                 + spilt;
         }
-        if compute == Compute::Bf16 && self.isa.tiles {
+        if compute == ComputeType::Bf16 && self.isa.tiles {
             // What the second-level cache does not keep beside panels comes from further away for each of them.
             let far = if (rows * row_bytes) as f64 > l2 / 2.0 { rows as f64 / 4.0 } else { 0.0 };
             return PER_BLOCK_OF_TILES + rows.div_ceil(TILES) as f64 * PER_GROUP + far;
@@ -326,7 +326,7 @@ impl CpuTarget {
 
     /// Whether a kernel multiplies on tile registers.
     fn on_tiles(&self, spec: &KernelSpec) -> bool {
-        self.isa.tiles && spec.compute() == Some(Compute::Bf16)
+        self.isa.tiles && spec.compute() == Some(ComputeType::Bf16)
     }
 
     /// Panels of a kernel's matrix.
@@ -397,7 +397,7 @@ impl CpuTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::RowForm;
+    use moec_codegen::RowFormat;
     use moec_codegen::spec::{ExpertGateUp, Linear, Softmax};
     use moec_ir::op::{Activation, Glu};
 
@@ -405,7 +405,7 @@ mod tests {
         CpuTarget::new(&Device::find(name).unwrap()).unwrap()
     }
 
-    fn linear(k: usize, n: usize, format: Format, compute: Compute) -> KernelSpec {
+    fn linear(k: usize, n: usize, format: Format, compute: ComputeType) -> KernelSpec {
         KernelSpec::Linear(Linear {
             k,
             n,
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn one_row_is_bound_by_memory_and_many_by_arithmetic() {
         let t = target("x86-64-v4");
-        let spec = linear(2048, 2048, Format::Bf16, Compute::F32);
+        let spec = linear(2048, 2048, Format::Bf16, ComputeType::F32);
         let (one, many) = (t.estimate(&spec, 1).unwrap(), t.estimate(&spec, 512).unwrap());
         assert_eq!([one.bound(), many.bound()], [Bound::Memory, Bound::Arithmetic]);
         // 8 MiB of weights at 20 GB/s.
@@ -444,11 +444,11 @@ mod tests {
                 hidden: 2048,
                 inter: 1024,
                 format: Format::Q8,
-                compute: Compute::F32,
+                compute: ComputeType::F32,
                 x_ld: 2048,
                 glu: Glu::Gated(Activation::Silu),
                 bias: false,
-                out: RowForm::f32(1024),
+                out: RowFormat::f32(1024),
                 order: WeightOrder::Panels,
                 schedule: Schedule::default(),
             })
@@ -466,13 +466,13 @@ mod tests {
         let t = target("sapphire-rapids");
         let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
         // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
-        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::I8, 512).rows, 384);
-        // Panels that are enough work for all cores meet all rows at once; nothing is gained by one row.
-        assert_eq!(chosen(2048, 8192, Format::Bf16, Compute::F32, 512).rows, 768);
-        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::F32, 1), Schedule::default());
+        assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::I8, 512).rows, 384);
+        // Panels that are enough work for all cores are multiplied by all rows at once; nothing is gained by one row.
+        assert_eq!(chosen(2048, 8192, Format::Bf16, ComputeType::F32, 512).rows, 768);
+        assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::F32, 1), Schedule::default());
         // A matrix of one panel is split between cores by rows.
         let eight = target("x86-64-v4");
-        let small = eight.cheapest(&linear(64, 32, Format::F32, Compute::F32), 100).unwrap();
+        let small = eight.cheapest(&linear(64, 32, Format::F32, ComputeType::F32), 100).unwrap();
         assert_eq!(small.rows, 48);
     }
 
@@ -482,14 +482,14 @@ mod tests {
         let overhead =
             |format, compute, n| t.estimate(&linear(2048, 2048, format, compute), n).unwrap().overhead;
         // Two rows: one group of two.
-        assert_eq!(overhead(Format::Bf16, Compute::F32, 2), 1.5);
-        assert_eq!(overhead(Format::Q8, Compute::F32, 2), 1.5 + PER_UNPACKING / 2.0);
+        assert_eq!(overhead(Format::Bf16, ComputeType::F32, 2), 1.5);
+        assert_eq!(overhead(Format::Q8, ComputeType::F32, 2), 1.5 + PER_UNPACKING / 2.0);
         let tiles = t.figures().bf16.value / t.figures().f32.value;
         // Four blocks of 80 rows, three groups of tiles each.
         let block = PER_BLOCK_OF_TILES + 3.0 + PER_UNPACKING * tiles;
-        assert!((overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + 4.0 * block / 320.0)).abs() < 1e-9);
+        assert!((overhead(Format::Q8, ComputeType::Bf16, 320) - (1.0 + 4.0 * block / 320.0)).abs() < 1e-9);
         // A build takes fewer: what the second-level cache holds of 4 KiB rows beside panels.
-        let chosen = |k| t.cheapest(&linear(k, 2048, Format::Bf16, Compute::Bf16), 512).map(|s| s.rows);
+        let chosen = |k| t.cheapest(&linear(k, 2048, Format::Bf16, ComputeType::Bf16), 512).map(|s| s.rows);
         assert_eq!([chosen(2048), chosen(1024)], [Some(256), Some(512)]);
     }
 
@@ -497,9 +497,11 @@ mod tests {
     fn the_choice_is_among_the_candidates_and_always_the_same() {
         for name in ["x86-64-v3", "x86-64-v4", "neoverse-v2", "sapphire-rapids", "native"] {
             let t = target(name);
-            for (format, compute) in
-                [(Format::Bf16, Compute::F32), (Format::Q4, Compute::F32), (Format::Q8, Compute::I8)]
-            {
+            for (format, compute) in [
+                (Format::Bf16, ComputeType::F32),
+                (Format::Q4, ComputeType::F32),
+                (Format::Q8, ComputeType::I8),
+            ] {
                 for n in [1, 7, 100, 512, 2048] {
                     let spec = linear(200, 300, format, compute);
                     let all = t.candidates(&spec, n);
@@ -534,17 +536,17 @@ mod tests {
         let (known, rates) = (target("sapphire-rapids"), tiles.figures());
         assert_eq!(rates.bf16.value, known.figures().bf16.value);
         assert!(rates.bf16.source.contains("sapphire-rapids") && rates.bf16.value > 10.0 * rates.f32.value);
-        // Bytes meet vectors, and it is said.
+        // Bytes are multiplied as vectors, and it is said.
         assert_eq!(rates.bytes.value, 4.0 * rates.f32.value);
         assert!(rates.bytes.source.contains("not tiles"), "{}", rates.bytes.source);
 
         // An expert's 64 rows: on vectors their arithmetic is what takes time, on tiles the reading of the weights.
-        let spec = linear(2048, 2048, Format::Bf16, Compute::Bf16);
+        let spec = linear(2048, 2048, Format::Bf16, ComputeType::Bf16);
         let (fast, slow) = (tiles.estimate(&spec, 64).unwrap(), times_of(&bare(""), &spec, 64));
         assert_eq!((fast.bound(), slow.bound()), (Bound::Memory, Bound::Arithmetic));
         assert!(slow.seconds() > 1.5 * fast.seconds(), "{slow:?} {fast:?}");
         // Unpacking codes is vector work: beside tiles it weighs by how much faster they are.
-        let packed = linear(2048, 2048, Format::Q8, Compute::Bf16);
+        let packed = linear(2048, 2048, Format::Q8, ComputeType::Bf16);
         let beside = |t: &CpuTarget| times_of(t, &packed, 320).overhead - 1.0;
         assert!(beside(&tiles) > 2.0 * beside(&bare("")), "{} {}", beside(&tiles), beside(&bare("")));
     }

@@ -4,7 +4,7 @@ use moec_codegen::pack::Feedback;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Of the matrices that have blocks left, by matrix. The first thread that asks computes them, others wait for
+/// Of the matrices that have blocks left, by matrix. The first thread that needs them computes them, others wait for
 /// it, and the last block lets them go: with blocks in order there are no more than there are threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -38,10 +38,10 @@ impl Shared {
     /// Factors of a matrix, for one of its blocks.
     pub(crate) fn of(
         &self,
-        lead: usize,
+        matrix: usize,
         compute: impl FnOnce() -> Option<Arc<Feedback>>,
     ) -> Option<Arc<Feedback>> {
-        let factors = self.matrix(lead, |open| Arc::clone(&open.factors));
+        let factors = self.matrix(matrix, |open| Arc::clone(&open.factors));
         // Not under the lock: other matrices are packed meanwhile.
         factors.get_or_init(compute).clone()
     }
@@ -49,25 +49,25 @@ impl Shared {
     /// Outliers of a matrix, for one of its blocks; `None` where they could not be computed.
     pub(crate) fn outliers(
         &self,
-        lead: usize,
+        matrix: usize,
         compute: impl FnOnce() -> Option<Arc<[u32]>>,
     ) -> Option<Arc<[u32]>> {
-        let outliers = self.matrix(lead, |open| Arc::clone(&open.outliers));
+        let outliers = self.matrix(matrix, |open| Arc::clone(&open.outliers));
         outliers.get_or_init(compute).clone()
     }
 
-    fn matrix<T>(&self, lead: usize, get: impl FnOnce(&Open) -> T) -> T {
+    fn matrix<T>(&self, matrix: usize, get: impl FnOnce(&Open) -> T) -> T {
         let new = || Open { left: self.blocks, factors: Arc::default(), outliers: Arc::default() };
-        get(self.open().entry(lead).or_insert_with(new))
+        get(self.open().entry(matrix).or_insert_with(new))
     }
 
     /// One of its blocks is packed.
-    pub(crate) fn done(&self, lead: usize) {
+    pub(crate) fn done(&self, matrix: usize) {
         let mut open = self.open();
-        let Some(matrix) = open.get_mut(&lead) else { return };
-        matrix.left = matrix.left.saturating_sub(1);
-        if matrix.left == 0 {
-            open.remove(&lead);
+        let Some(factors) = open.get_mut(&matrix) else { return };
+        factors.left = factors.left.saturating_sub(1);
+        if factors.left == 0 {
+            open.remove(&matrix);
         }
     }
 }

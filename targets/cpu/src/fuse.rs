@@ -1,12 +1,12 @@
 //! Fusion of kernels: a table of rules.
 //!
 //! A step reads what another has just written, does little to it, and writes it again: a norm, a rotation, rows brought
-//! into the form that a matrix multiplies. Each such pass takes as long as memory takes for its rows. One kernel for both
+//! to the compute type of a matrix. Each such pass takes as long as memory takes for its rows. One kernel for both
 //! keeps the numbers in registers. Every rule leaves each sum, product and rounding as it was, so results are the same bits.
 
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
-use moec_codegen::{Compute, NormKind, RowForm, RowNorm};
+use moec_codegen::{ComputeType, NormKind, RowFormat, RowNorm};
 
 /// An argument of a fused kernel: that of one of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Operand {
 
 /// Place of a fused kernel in the order of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FusePosition {
     /// That of the kernel that writes: the other had no operand beside the result.
     Writer,
     /// That of the kernel that reads, whose other operands may be there no sooner.
@@ -36,7 +36,7 @@ pub struct Fused {
     /// Its arguments.
     pub args: Vec<Operand>,
     /// Its place.
-    pub place: Place,
+    pub place: FusePosition,
 }
 
 /// A kernel and which of its arguments is written by the one and read by the other.
@@ -45,11 +45,11 @@ type End<'a> = (&'a KernelSpec, usize);
 /// Gives the kernel for both. The last argument says whether nothing else reads the result: it then goes nowhere.
 type Rule = fn(End<'_>, End<'_>, bool) -> Option<(KernelSpec, Vec<Operand>)>;
 
-const RULES: &[(&str, Place, Rule)] = &[
-    ("norm to form", Place::Writer, norm_to_form),
-    ("hidden to form", Place::Writer, hidden_to_form),
-    ("norm then rope", Place::Reader, norm_then_rope),
-    ("rope then cache", Place::Reader, rope_then_cache),
+const RULES: &[(&str, FusePosition, Rule)] = &[
+    ("norm to compute type", FusePosition::Writer, norm_to_compute_type),
+    ("hidden to compute type", FusePosition::Writer, hidden_to_compute_type),
+    ("norm then rope", FusePosition::Reader, norm_then_rope),
+    ("rope then cache", FusePosition::Reader, rope_then_cache),
 ];
 
 impl CpuTarget {
@@ -68,8 +68,8 @@ impl CpuTarget {
     }
 }
 
-/// A norm writes the form that a matrix multiplies, beside its plain result where that has other readers.
-fn norm_to_form(
+/// A norm writes the compute type of a matrix, beside its plain result where that has other readers.
+fn norm_to_compute_type(
     (writer, result): End<'_>,
     (reader, _): End<'_>,
     sole: bool,
@@ -81,7 +81,7 @@ fn norm_to_form(
     };
     let (count, first) = (writer.args(), writer.args() - outs.len());
     let at = result.checked_sub(first)?;
-    if outs.get(at) != Some(&RowForm::f32(ld)) || (cols, parts) != (*width, *groups) {
+    if outs.get(at) != Some(&RowFormat::f32(ld)) || (cols, parts) != (*width, *groups) {
         return None;
     }
     let (mut outs, mut args) = (outs.clone(), (0..count).map(Operand::Writer).collect::<Vec<_>>());
@@ -89,14 +89,14 @@ fn norm_to_form(
         outs.remove(at);
         args.remove(result);
     }
-    outs.push(RowForm { form: to, ld: out_ld });
+    outs.push(RowFormat { compute: to, ld: out_ld });
     args.push(Operand::Reader(1));
     let (kind, width, groups, x_ld, eps, weight) = (*kind, *width, *groups, *x_ld, *eps, *weight);
     Some((KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight }), args))
 }
 
 /// Gate and up write pairs of bf16, which the down projection multiplies. A group of bytes is two panels wide.
-fn hidden_to_form(
+fn hidden_to_compute_type(
     (writer, result): End<'_>,
     (reader, _): End<'_>,
     sole: bool,
@@ -110,17 +110,17 @@ fn hidden_to_form(
         per_row,
         x_ld,
         out_ld: ld,
-        to: form @ Compute::Bf16,
+        to: compute @ ComputeType::Bf16,
     }) = reader
     else {
         return None;
     };
-    if !sole || plain != RowForm::f32(x_ld) || (cols, per_row) != (inter, layout.k) {
+    if !sole || plain != RowFormat::f32(x_ld) || (cols, per_row) != (inter, layout.k) {
         return None;
     }
     let mut spec = writer.clone();
     if let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &mut spec {
-        *out = RowForm { form, ld };
+        *out = RowFormat { compute, ld };
     }
     let mut args: Vec<_> = (0..writer.args()).map(Operand::Writer).collect();
     args[result] = Operand::Reader(1);
@@ -141,7 +141,7 @@ fn norm_then_rope(
         return None;
     };
     let of_heads = (width, groups) == (dim, heads) || (width, groups) == (heads * dim, 1);
-    if !sole || operand != 0 || *outs != [RowForm::f32(ld)] || !of_heads {
+    if !sole || operand != 0 || *outs != [RowFormat::f32(ld)] || !of_heads {
         return None;
     }
     let norm = Some(RowNorm { width, eps, weight });
@@ -204,11 +204,11 @@ mod tests {
 
     const HALF: Rotation = Rotation { rotary: 16, offset: 0, style: RopeStyle::Half, angles_ld: 16 };
 
-    fn norm(width: usize, groups: usize, outs: Vec<RowForm>) -> KernelSpec {
+    fn norm(width: usize, groups: usize, outs: Vec<RowFormat>) -> KernelSpec {
         KernelSpec::Norm(Norm { kind: NormKind::Rms, width, groups, x_ld: 64, outs, eps: 1e-6, weight: true })
     }
 
-    fn quantise(cols: usize, per_row: usize, x_ld: usize, to: Compute) -> KernelSpec {
+    fn quantise(cols: usize, per_row: usize, x_ld: usize, to: ComputeType) -> KernelSpec {
         KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld, out_ld: 80, to })
     }
 
@@ -239,11 +239,11 @@ mod tests {
             hidden: 64,
             inter: 48,
             format: Format::Bf16,
-            compute: Compute::Bf16,
+            compute: ComputeType::Bf16,
             x_ld: 32,
             glu: Glu::Gated(Activation::Silu),
             bias: true,
-            out: RowForm::f32(48),
+            out: RowFormat::f32(48),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         })
@@ -263,44 +263,50 @@ mod tests {
 
     #[test]
     fn a_norm_keeps_its_plain_rows_for_others() {
-        let (plain, packed) = (RowForm::f32(64), RowForm { form: Compute::Bf16, ld: 80 });
-        let (writer, reader) = (norm(64, 1, vec![plain]), quantise(64, 1, 64, Compute::Bf16));
+        let (plain, packed) = (RowFormat::f32(64), RowFormat { compute: ComputeType::Bf16, ld: 80 });
+        let (writer, reader) = (norm(64, 1, vec![plain]), quantise(64, 1, 64, ComputeType::Bf16));
         let sole = fused((&writer, 2), (&reader, 0), true).unwrap();
         assert_eq!(sole.spec, norm(64, 1, vec![packed]));
-        assert_eq!((sole.args, sole.place), (vec![Writer(0), Writer(1), Reader(1)], Place::Writer));
+        assert_eq!((sole.args, sole.place), (vec![Writer(0), Writer(1), Reader(1)], FusePosition::Writer));
         let beside = fused((&writer, 2), (&reader, 0), false).unwrap();
         assert_eq!(beside.spec, norm(64, 1, vec![plain, packed]));
         assert_eq!(beside.args, [Writer(0), Writer(1), Writer(2), Reader(1)]);
-        // A second form takes the place of the plain rows once no reader is left.
-        let bytes = quantise(64, 1, 64, Compute::I8);
+        // A second format takes the place of the plain rows once no reader is left.
+        let bytes = quantise(64, 1, 64, ComputeType::I8);
         let both = fused((&beside.spec, 2), (&bytes, 0), true).unwrap();
-        assert_eq!(both.spec, norm(64, 1, vec![packed, RowForm { form: Compute::I8, ld: 80 }]));
+        assert_eq!(both.spec, norm(64, 1, vec![packed, RowFormat { compute: ComputeType::I8, ld: 80 }]));
         assert_eq!(both.args, [Writer(0), Writer(1), Writer(3), Reader(1)]);
     }
 
     #[test]
     fn heads_go_from_norm_to_cache_in_one_kernel() {
         for (width, groups) in [(16, 4), (64, 1)] {
-            let writer = norm(width, groups, vec![RowForm::f32(64)]);
+            let writer = norm(width, groups, vec![RowFormat::f32(64)]);
             let normed = fused((&writer, 2), (&rope(64), 0), true).unwrap();
             assert_eq!(normed.args, [Writer(0), Writer(1), Reader(1), Reader(2)]);
-            assert_eq!(normed.place, Place::Reader);
+            assert_eq!(normed.place, FusePosition::Reader);
             let stored = fused((&normed.spec, 3), (&cached(16), 1), true).unwrap();
             let args = [Reader(0), Writer(0), Writer(1), Writer(2), Reader(2), Reader(3)];
-            assert_eq!((stored.args.as_slice(), stored.place), (args.as_slice(), Place::Reader));
+            assert_eq!((stored.args.as_slice(), stored.place), (args.as_slice(), FusePosition::Reader));
         }
     }
 
     #[test]
     fn what_does_not_fit_stays_apart() {
-        let plain = || vec![RowForm::f32(64)];
-        let pairs = |cols, per_row, ld| quantise(cols, per_row, ld, Compute::Bf16);
+        let plain = || vec![RowFormat::f32(64)];
+        let pairs = |cols, per_row, ld| quantise(cols, per_row, ld, ComputeType::Bf16);
         let apart = [
             // Another distance, other columns, several rows of a row, rows that are packed already.
             (norm(64, 1, plain()), 2, pairs(64, 1, 65), 0, true),
             (norm(64, 1, plain()), 2, pairs(48, 1, 64), 0, true),
             (norm(64, 1, plain()), 2, pairs(64, 2, 64), 0, true),
-            (norm(64, 1, vec![RowForm { form: Compute::Bf16, ld: 64 }]), 2, pairs(64, 1, 64), 0, true),
+            (
+                norm(64, 1, vec![RowFormat { compute: ComputeType::Bf16, ld: 64 }]),
+                2,
+                pairs(64, 1, 64),
+                0,
+                true,
+            ),
             // Others read the rows; norms of parts of heads; angles, not heads.
             (norm(16, 4, plain()), 2, rope(64), 0, false),
             (norm(32, 2, plain()), 2, rope(64), 0, true),
@@ -309,7 +315,7 @@ mod tests {
             (rope(64), 2, cached(32), 1, true),
             // Others read the rows; bytes are wider than a panel.
             (gate_up(), 4, pairs(48, 2, 48), 0, false),
-            (gate_up(), 4, quantise(48, 2, 48, Compute::I8), 0, true),
+            (gate_up(), 4, quantise(48, 2, 48, ComputeType::I8), 0, true),
             (gate_up(), 4, pairs(48, 1, 48), 0, true),
         ];
         for (writer, result, reader, operand, sole) in apart {

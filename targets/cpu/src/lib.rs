@@ -1,4 +1,4 @@
-//! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
+//! The CPU backend: which kernels compute a node, object code, weight packing, the runner's
 //! source, and the executor that loads a bundle's object code into this process.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
@@ -8,54 +8,54 @@ mod cost;
 pub mod emulate;
 mod feedback;
 mod fuse;
+pub mod gpu;
 mod host;
 mod neurons;
 mod packing;
 pub mod roofline;
 mod select;
-pub mod threads;
 mod tune;
 
 pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
-pub use fuse::{Fused, Operand, Place};
+pub use fuse::{FusePosition, Fused, Operand};
+pub use gpu::GpuTarget;
 pub use host::{HostError, HostUnit};
-pub use moec_codegen::neurons_sketched;
+pub use moec_codegen::has_gate_bounds;
 pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::quantise::LARGEST;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o, round_rows};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{
-    CACHE_BLOCK, Compute, Error as CodegenError, KernelSpec, Knob, Objects, RowForm, Schedule,
+    CACHE_BLOCK, ComputeType, Error as CodegenError, KernelSpec, Knob, Objects, RowFormat, Schedule,
 };
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,
 };
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
-pub use threads::ThreadTarget;
 pub use tune::{Stopwatch, TuneError};
 
+use moec_backend::{Backend, Flaw};
 use moec_codegen::{Isa, Machine};
-use moec_device::{Device, LegalOps, Memory, PROCESSORS, Unit, UnitKind};
-use moec_family::{Family, Flaw};
+use moec_device::{CPU_BACKEND, Device, DeviceUnit, LegalOps, Memory, UnitKind};
 use moec_ir::plan::{Grid, KernelRef, Layout, Plan, TargetInfo};
 
-/// The family of CPUs.
+/// The CPU backend.
 #[derive(Clone, Copy, Debug)]
-pub struct Processor;
+pub struct Cpu;
 
-impl Family for Processor {
+impl Backend for Cpu {
     fn name(&self) -> &'static str {
-        PROCESSORS
+        CPU_BACKEND
     }
 
-    fn check(&self, _device: &Device, unit: &Unit) -> Result<(), Flaw> {
+    fn check(&self, _device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
         if unit.kind == UnitKind::Cpu {
             return Ok(());
         }
-        Err(Flaw::new("unit.family", "a unit of the family `cpu` is of kind `cpu`"))
+        Err(Flaw::new("unit.backend", "a unit of the backend `cpu` is of kind `cpu`"))
     }
 }
 
@@ -72,7 +72,7 @@ pub struct CpuTarget {
 }
 
 /// Name of the memory that weights are read from, in device files.
-pub const FLASH: &str = "flash";
+pub const DISK: &str = "disk";
 
 impl CpuTarget {
     /// The target that a device file describes; `cpu = "native"` is this machine.
@@ -82,7 +82,7 @@ impl CpuTarget {
     pub fn new(device: &Device) -> Result<Self, CodegenError> {
         let machine = if device.is_native() {
             let mut machine = Machine::host()?;
-            // LLVM reads what the CPU has; the system may keep some of it from us (tiles, in a sandbox).
+            // LLVM reads what the CPU has; the operating system may keep some of it from us (tiles, in a sandbox).
             machine.features.retain(|f| moec_runtime::platform::cpu::missing(&[f]).is_empty());
             machine
         } else {
@@ -104,8 +104,8 @@ impl CpuTarget {
     }
 
     /// Memory that weights are read from, if the device file says how fast.
-    pub fn flash(&self) -> Option<&Memory> {
-        self.device.memories.iter().find(|m| m.name == FLASH)
+    pub fn disk(&self) -> Option<&Memory> {
+        self.device.memories.iter().find(|m| m.name == DISK)
     }
 
     /// The same target with another arithmetic between the weights.
@@ -114,7 +114,7 @@ impl CpuTarget {
         Self { activations, ..self }
     }
 
-    /// The arithmetic that was asked for.
+    /// The arithmetic that was requested.
     pub fn activations(&self) -> Activations {
         self.activations
     }

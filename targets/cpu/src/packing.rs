@@ -29,12 +29,12 @@ pub enum PackError {
         value: f32,
     },
     /// The importance of its channels is not what packing takes.
-    #[error("the importance of matrix {lead} of weight `{name}` is not {cols} finite numbers from 0 on")]
+    #[error("the importance of matrix {matrix} of weight `{name}` is not {cols} finite numbers from 0 on")]
     Importance {
         /// Weight.
         name: String,
         /// Matrix.
-        lead: usize,
+        matrix: usize,
         /// Input channels.
         cols: usize,
     },
@@ -46,14 +46,14 @@ pub enum PackError {
 /// Importance of the errors of weights, by input channel: say the mean square of what the channel carries.
 /// Grouped formats choose scales and codes by it.
 pub trait WeightImportance: fmt::Debug + Sync {
-    /// For matrix `lead` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
+    /// For matrix `matrix` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
     /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
     /// channels of that matrix matter the same.
-    fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]>;
+    fn importance(&self, weight: &str, matrix: usize) -> Option<&[f32]>;
 
-    /// For matrix `lead` of a weight: how errors of its columns make up for each other, where that is known. It is
+    /// For matrix `matrix` of a weight: how errors of its columns make up for each other, where that is known. It is
     /// computed anew by every call.
-    fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>>;
+    fn feedback(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>>;
 
     /// The same for a table that is read by rows: how errors in a row's channels make up for each other in what reads it.
     fn table(&self, _weight: &str) -> Option<Arc<Feedback>> {
@@ -84,7 +84,7 @@ impl WeightImportance for Stored {
     }
 }
 
-/// Extents of a weight as `[lead, rows, cols]`.
+/// Extents of a weight as `[matrices, rows, cols]`.
 fn extents(shape: &[usize]) -> Option<[usize; 3]> {
     match *shape {
         [c] => Some([1, 1, c]),
@@ -96,16 +96,16 @@ fn extents(shape: &[usize]) -> Option<[usize; 3]> {
 
 /// Bytes of a packed weight; `None` where they are past what 64 bits hold.
 pub fn packed_bytes(layout: Layout, format: Format, shape: &[usize]) -> Option<u64> {
-    let [lead, rows, cols] = extents(shape)?;
+    let [matrices, rows, cols] = extents(shape)?;
     // Padding adds less than a panel per matrix and a group per row.
-    let bound = (lead as u128) * (rows as u128 + 4096) * (cols as u128 + GROUP as u128) * 4;
-    (bound < u128::from(u64::MAX)).then(|| pack::packed_bytes(layout, format, lead, rows, cols))
+    let bound = (matrices as u128) * (rows as u128 + 4096) * (cols as u128 + GROUP as u128) * 4;
+    (bound < u128::from(u64::MAX)).then(|| pack::packed_bytes(layout, format, matrices, rows, cols))
 }
 
 fn geometry(segment: &Segment) -> Option<Geometry> {
     let shape: Vec<usize> = segment.shape.iter().map(|&d| d as usize).collect();
-    let [lead, rows, cols] = extents(&shape)?;
-    Some(Geometry { layout: segment.layout, format: segment.format, lead, rows, cols })
+    let [matrices, rows, cols] = extents(&shape)?;
+    Some(Geometry { layout: segment.layout, format: segment.format, matrices, rows, cols })
 }
 
 /// Matrices of a weight on their way into a segment, block by block. Several threads may pack blocks at a time.
@@ -134,23 +134,24 @@ impl<'a> Packer<'a> {
         matrices: Range<usize>,
     ) -> Result<Self, PackError> {
         let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
-        let geometry = Geometry { lead: matrices.len(), ..g };
+        let geometry = Geometry { matrices: matrices.len(), ..g };
         let shared = Shared::new(geometry.blocks_of_one());
         let packer = Self { geometry, first: matrices.start, weight, source, importance, shared };
         let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
-        if let Some(lead) = (0..matrices.len()).find(|&lead| packer.matter(lead).is_some_and(|w| !usable(w)))
+        if let Some(matrix) =
+            (0..matrices.len()).find(|&matrix| packer.matter(matrix).is_some_and(|w| !usable(w)))
         {
             let name = weight.name.clone();
-            return Err(PackError::Importance { name, lead: matrices.start + lead, cols: g.cols });
+            return Err(PackError::Importance { name, matrix: matrices.start + matrix, cols: g.cols });
         }
         Ok(packer)
     }
 
     /// Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
-    fn matter(&self, lead: usize) -> Option<&'a [f32]> {
+    fn matter(&self, matrix: usize) -> Option<&'a [f32]> {
         self.importance
             .filter(|_| !self.by_rows())
-            .and_then(|i| i.importance(&self.weight.name, self.first + lead))
+            .and_then(|i| i.importance(&self.weight.name, self.first + matrix))
     }
 
     /// Whether the weight is read by rows: a table, or the bundles of neurons.
@@ -158,9 +159,9 @@ impl<'a> Packer<'a> {
         self.geometry.layout.is_by_rows()
     }
 
-    fn feedback(&self, by: &dyn WeightImportance, lead: usize) -> Option<Arc<Feedback>> {
+    fn feedback(&self, by: &dyn WeightImportance, matrix: usize) -> Option<Arc<Feedback>> {
         let name = &self.weight.name;
-        if self.by_rows() { by.table(name) } else { by.feedback(name, self.first + lead) }
+        if self.by_rows() { by.table(name) } else { by.feedback(name, self.first + matrix) }
     }
 
     /// The blocks, in the order of their bytes.
@@ -173,11 +174,11 @@ impl<'a> Packer<'a> {
         self.geometry.blocks_of_one()
     }
 
-    /// Tells the source that a block will be packed soon.
+    /// Notifies the source that a block will be packed soon.
     pub fn expect(&self, block: &Block) {
         let Self { weight, source, .. } = *self;
         for rows in self.geometry.rows_of(block) {
-            weight.expr.expect(self.first + block.lead, rows, 0..self.geometry.cols, source);
+            weight.expr.expect(self.first + block.matrix, rows, 0..self.geometry.cols, source);
         }
     }
 
@@ -188,26 +189,26 @@ impl<'a> Packer<'a> {
     pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
         let stored = self.importance.is_some_and(WeightImportance::stored);
         let by = self.importance.filter(|_| feedback::gains(self.geometry.format) && !stored);
-        let shared = by.and_then(|i| self.shared.of(block.lead, || self.feedback(i, block.lead)));
+        let shared = by.and_then(|i| self.shared.of(block.matrix, || self.feedback(i, block.matrix)));
         let weighting =
-            Weighting { feedback: shared.as_deref(), stored, ..Weighting::of(self.matter(block.lead)) };
-        let outliers = self.outliers(block.lead, weighting)?;
+            Weighting { feedback: shared.as_deref(), stored, ..Weighting::of(self.matter(block.matrix)) };
+        let outliers = self.outliers(block.matrix, weighting)?;
         let weighting = Weighting { outliers: outliers.as_deref(), ..weighting };
         let packed = pack::pack_block(&self.geometry, block, weighting, &mut &*self, scratch, out);
-        self.shared.done(block.lead);
+        self.shared.done(block.matrix);
         packed
     }
 }
 
 impl Packer<'_> {
     /// The outliers of a matrix, if its format has any.
-    fn outliers(&self, lead: usize, weighting: Weighting<'_>) -> Result<Option<Arc<[u32]>>, PackError> {
+    fn outliers(&self, matrix: usize, weighting: Weighting<'_>) -> Result<Option<Arc<[u32]>>, PackError> {
         let g = &self.geometry;
         if g.format.outliers(g.rows) == 0 {
             return Ok(None);
         }
-        let choose = || pack::outliers(g, lead, weighting, &mut &*self);
-        match self.shared.outliers(lead, || choose().ok().map(Arc::from)) {
+        let choose = || pack::outliers(g, matrix, weighting, &mut &*self);
+        match self.shared.outliers(matrix, || choose().ok().map(Arc::from)) {
             Some(found) => Ok(Some(found)),
             // What keeps them from being chosen is said to every block.
             None => choose().map(|found| Some(Arc::from(found))),
@@ -216,18 +217,18 @@ impl Packer<'_> {
 }
 
 impl Rows<PackError> for &Packer<'_> {
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), PackError> {
+    fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), PackError> {
         let Packer { geometry: g, weight, source, .. } = **self;
-        weight.expr.read(self.first + lead, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
+        weight.expr.read(self.first + matrix, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
         match pack::past(g.format, out) {
             Some(value) => Err(PackError::Range { name: weight.name.clone(), format: g.format, value }),
             None => Ok(()),
         }
     }
 
-    fn stored(&mut self, lead: usize, rows: Range<usize>, out: &mut [u8]) -> Result<bool, PackError> {
+    fn stored(&mut self, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<bool, PackError> {
         let Packer { geometry: g, weight, source, .. } = **self;
-        let read = weight.expr.read_stored(g.format, self.first + lead, rows, 0..g.cols, source, out);
+        let read = weight.expr.read_stored(g.format, self.first + matrix, rows, 0..g.cols, source, out);
         read.map_err(PackError::Read)
     }
 }
@@ -250,18 +251,18 @@ pub fn groups(
 }
 
 /// One matrix of a segment, as a weight of its own, and its bytes.
-fn matrix<'p>(
+fn matrix_at<'p>(
     segment: &Segment,
     g: Geometry,
     packed: &'p [u8],
-    lead: usize,
+    matrix: usize,
 ) -> io::Result<(Geometry, &'p [u8])> {
-    if lead >= g.lead {
+    if matrix >= g.matrices {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let at = usize::try_from(segment.pitch).ok().and_then(|pitch| pitch.checked_mul(lead));
+    let at = usize::try_from(segment.pitch).ok().and_then(|pitch| pitch.checked_mul(matrix));
     let bytes = at.and_then(|at| packed.get(at..)).ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok((Geometry { lead: 1, ..g }, bytes))
+    Ok((Geometry { matrices: 1, ..g }, bytes))
 }
 
 /// Reads a rectangle of a packed weight back as f32. `packed` is the whole segment, from its first matrix on.
@@ -271,13 +272,13 @@ fn matrix<'p>(
 pub fn unpack(
     segment: &Segment,
     packed: &[u8],
-    lead: usize,
+    matrix: usize,
     rows: Range<usize>,
     cols: Range<usize>,
     out: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
-    let (g, packed) = matrix(segment, g, packed, lead)?;
+    let (g, packed) = matrix_at(segment, g, packed, matrix)?;
     if cols == (0..g.cols) {
         return pack::unpack_rows(&g, packed, 0, rows, out);
     }
@@ -297,11 +298,11 @@ pub fn unpack(
 pub fn round_as_packed(segment: &Segment, packed: &[u8], fed: bool, values: &mut [f32]) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
     let numbers = g.rows * g.cols;
-    if values.len() != g.lead * numbers {
+    if values.len() != g.matrices * numbers {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    for (lead, values) in values.chunks_exact_mut(numbers.max(1)).enumerate() {
-        let (g, packed) = matrix(segment, g, packed, lead)?;
+    for (matrix, values) in values.chunks_exact_mut(numbers.max(1)).enumerate() {
+        let (g, packed) = matrix_at(segment, g, packed, matrix)?;
         pack::round_as_packed(&g, packed, 0, 0..g.rows, fed, values)?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Selection of the kernels that compute a node: one row per operator.
 
-use crate::arithmetic::Form;
+use crate::arithmetic::RowConversion;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::pack::feedback::gains;
@@ -8,7 +8,9 @@ use moec_codegen::spec::{
     CausalConv, Combine, CopyColumns, DeltaRule, Embed, ExpertDown, ExpertGateUp, GatherRows, Linear, Map,
     Norm, Quantise, Rope, Router, SelectiveScan, Softmax, ZeroExperts,
 };
-use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, WeightOrder, apart, packed_words};
+use moec_codegen::{
+    ComputeType, MapOp, NormKind, Rotation, RowFormat, Schedule, WeightOrder, packed_words, pad_row_stride,
+};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -25,7 +27,7 @@ pub struct NodeView<'a> {
     /// Row distance of a residual that the epilogue adds, in elements.
     pub residual_ld: Option<usize>,
     /// Whether every row is a sequence of its own, as in decoding.
-    pub apart: bool,
+    pub one_row_per_sequence: bool,
     /// Whether a matrix kernel of the same CPU multiplies by the table of an embedding, too.
     pub tied: bool,
 }
@@ -167,13 +169,13 @@ impl CpuTarget {
                 let (ty, x_ld) = node.value(0)?;
                 let width = ty.cols() / groups;
                 let out_ld = ty.cols();
-                let outs = vec![RowForm::f32(out_ld)];
+                let outs = vec![RowFormat::f32(out_ld)];
                 let spec = Norm { kind: NormKind::Rms, width, groups, x_ld, outs, eps, weight };
                 s.kernel(spec, inputs(1 + usize::from(weight)), 1);
             }
             &Op::LayerNorm { eps } => {
                 let (ty, x_ld) = node.value(0)?;
-                let (width, outs) = (ty.cols(), vec![RowForm::f32(ty.cols())]);
+                let (width, outs) = (ty.cols(), vec![RowFormat::f32(ty.cols())]);
                 let kind = NormKind::Layer;
                 let spec = Norm { kind, width, groups: 1, x_ld, outs, eps, weight: true };
                 s.kernel(spec, inputs(3), 1);
@@ -207,7 +209,7 @@ impl CpuTarget {
                 };
                 let by_channel = node.value(4)?.0.cols() != heads;
                 let ld = node.row_distances()?;
-                let chunked = !node.apart;
+                let chunked = !node.one_row_per_sequence;
                 let rule = DeltaRule {
                     rows,
                     key_heads,
@@ -246,13 +248,15 @@ impl CpuTarget {
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)] });
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
-            Op::Fetch { .. } => return Err(Unsupported("`fetch` is the store's".into())),
+            Op::RequestExperts { .. } => {
+                return Err(Unsupported("`request_experts` is the runtime's".into()));
+            }
             Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
             &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,
-            &Op::NeuronFfn { glu, paged: Some(layer), .. } => self.neurons_apart(&mut s, node, glu, layer)?,
+            &Op::NeuronFfn { glu, paged: Some(layer), .. } => self.split_neurons(&mut s, node, glu, layer)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;
@@ -322,9 +326,9 @@ impl CpuTarget {
         let ([n, k] | [_, n, k]) = *shape else {
             return Err(Unsupported("a matrix needs two or three axes".into()));
         };
-        let compute = self.meets(format, x.rows(), k)?;
-        let form = Form { cols: k, groups, per_row: 1, ld: x_ld, to: compute };
-        let (x, x_ld) = self.rows_for(s, Role::In(0), x.rows(), form);
+        let compute = self.compute_type(format, x.rows(), k)?;
+        let conversion = RowConversion { cols: k, groups, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = self.rows_for(s, Role::In(0), x.rows(), conversion);
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
         let spec = Linear {
@@ -370,17 +374,17 @@ impl CpuTarget {
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        let met = self.rows_of_expert(rows, slots, experts);
-        let compute = self.meets(format, met, hidden)?;
-        let down_compute = self.meets(down_format, met, inter)?;
-        let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
-        let (x, x_ld) = self.rows_for(s, Role::In(0), rows, form);
-        // Threads write what they multiply next in its form. A CPU's kernels are fused later.
-        let paired = self.isa.is_thread() && down_compute == Compute::Bf16;
+        let expert_rows = self.rows_of_expert(rows, slots, experts);
+        let compute = self.compute_type(format, expert_rows, hidden)?;
+        let down_compute = self.compute_type(down_format, expert_rows, inter)?;
+        let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = self.rows_for(s, Role::In(0), rows, conversion);
+        // Threads write what they multiply next in its compute type. A CPU's kernels are fused later.
+        let paired = self.isa.is_thread() && down_compute == ComputeType::Bf16;
         let out = if paired {
-            RowForm { form: down_compute, ld: apart(packed_words(inter, down_compute)) }
+            RowFormat { compute: down_compute, ld: pad_row_stride(packed_words(inter, down_compute)) }
         } else {
-            RowForm::f32(inter)
+            RowFormat::f32(inter)
         };
         let h = s.temp(if paired { Type::i32([slots, out.ld]) } else { Type::f32([slots, inter]) });
         let up = ExpertGateUp {
@@ -402,8 +406,8 @@ impl CpuTarget {
         args.push(h);
         s.launches.push(Launch { work: Work::Kernel(up.into()), args });
 
-        let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
-        let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, form) };
+        let conversion = RowConversion { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
+        let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, conversion) };
         let down = ExpertDown {
             layout,
             inter,
@@ -444,14 +448,14 @@ impl Selection {
         Role::Temp(self.temps.len() - 1)
     }
 
-    /// `rows` rows of f32 in the form that a matrix kernel multiplies, and their distance in words.
-    pub(crate) fn rows(&mut self, x: Role, rows: usize, form: Form) -> (Role, usize) {
-        let Form { cols, groups, per_row, ld: x_ld, to } = form;
+    /// `rows` rows of f32 in the compute type of a matrix kernel, and their distance in words.
+    pub(crate) fn rows(&mut self, x: Role, rows: usize, conversion: RowConversion) -> (Role, usize) {
+        let RowConversion { cols, groups, per_row, ld: x_ld, to } = conversion;
         let all = rows * per_row;
-        if to == Compute::F32 && (all < MANY || !x_ld.is_multiple_of(PAGE)) {
+        if to == ComputeType::F32 && (all < MANY || !x_ld.is_multiple_of(PAGE)) {
             return (x, x_ld);
         }
-        let out_ld = apart(groups * packed_words(cols, to));
+        let out_ld = pad_row_stride(groups * packed_words(cols, to));
         let packed = self.temp(Type::i32([all, out_ld]));
         let work = Work::Kernel(Quantise { cols, groups, per_row, x_ld, out_ld, to }.into());
         self.launches.push(Launch { work, args: vec![x, packed] });

@@ -1,4 +1,4 @@
-//! Schedules by the clock: a matrix kernel in several of them, on made-up operands, in this process.
+//! Auto-tuned schedules: a matrix kernel in several of them, on made-up operands, in this process.
 //!
 //! A probe is the kernel on a part of its matrix: panels and experts are alike, so a few milliseconds of them
 //! tell as much as all. In a run every matrix comes from memory, because the others were there in between; so a
@@ -64,7 +64,7 @@ struct Line(#[expect(dead_code, reason = "kernels read it")] [u32; 16]);
 #[repr(transparent)]
 struct Address(*mut u8);
 
-// SAFETY: an address is only handed to kernels, whose lanes write words of their own.
+// SAFETY: an address is only handed to kernels, whose threads write words of their own.
 unsafe impl Sync for Address {}
 
 /// Times schedules with the threads that a run would have.
@@ -79,7 +79,7 @@ pub struct Stopwatch {
 struct Operand(Vec<Line>);
 
 impl Operand {
-    /// In huge pages where the system has them, as weights in memory of a run's own lie.
+    /// In huge pages where the operating system has them, as weights in memory of a run's own lie.
     fn words(n: usize) -> Self {
         let mut lines = Vec::with_capacity(n.div_ceil(16).max(1));
         in_huge_pages(&mut lines);
@@ -101,7 +101,7 @@ impl Operand {
     }
 }
 
-/// Asks for huge pages after what is allocated and not yet written. A hint.
+/// Requests huge pages after what is allocated and not yet written. A hint.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn in_huge_pages(lines: &mut Vec<Line>) {
     const HUGE: usize = 2 << 20;
@@ -120,7 +120,7 @@ fn in_huge_pages(_lines: &mut Vec<Line>) {}
 
 impl fmt::Debug for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (threads, bytes) = (self.pool.lanes(), self.weights.bytes());
+        let (threads, bytes) = (self.pool.threads(), self.weights.bytes());
         f.debug_struct("Stopwatch").field("threads", &threads).field("bytes", &bytes).finish_non_exhaustive()
     }
 }
@@ -153,11 +153,11 @@ impl Stopwatch {
 
     /// Threads.
     pub fn threads(&self) -> usize {
-        self.pool.lanes()
+        self.pool.threads()
     }
 
     /// Median seconds of a probe of the kernel in each schedule, called with `n` valid rows. Takes about `time`,
-    /// or as long as three rounds take; `stop` is asked before each.
+    /// or as long as three rounds take; `stop` is called before each.
     ///
     /// # Errors
     /// [`TuneError::Kernel`], [`TuneError::Stopped`].
@@ -171,7 +171,7 @@ impl Stopwatch {
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<f64>, TuneError> {
         let start = Instant::now();
-        let Some(mut probe) = target.probe(spec, n, self.pool.lanes()) else { return Ok(Vec::new()) };
+        let Some(mut probe) = target.probe(spec, n, self.pool.threads()) else { return Ok(Vec::new()) };
         if probe.weights.1 > self.weights.bytes() {
             (self.weights, self.next) = (Operand::words(probe.weights.1 / 4 + 16), 0);
         }
@@ -203,7 +203,7 @@ impl Stopwatch {
 
     /// Work of a probe of the kernel: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`: no matrix.
     pub fn probed(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> Option<Estimate> {
-        let probe = target.probe(spec, n, self.pool.lanes())?;
+        let probe = target.probe(spec, n, self.pool.threads())?;
         target.estimate(&probe.spec, probe.rows)
     }
 
@@ -227,19 +227,19 @@ impl Stopwatch {
             Grid::Tiles { rows, tiles } => probe.rows.div_ceil(rows as usize) * tiles as usize,
             Grid::Experts { tiles, .. } => probe.active * tiles as usize,
         };
-        let lanes = self.pool.lanes();
+        let threads = self.pool.threads();
         let words = target.scratch_bytes(spec).div_ceil(4);
-        let scratch: Vec<Address> = probe.scratch(lanes, words);
+        let scratch: Vec<Address> = probe.scratch(threads, words);
         let (rows, args, scratch) = (probe.rows as i64, &args, &scratch);
         let start = Instant::now();
-        self.pool.run(&|lane, _| {
-            let (begin, end) = (items * lane / lanes, items * (lane + 1) / lanes);
+        self.pool.run(&|thread, _| {
+            let (begin, end) = (items * thread / threads, items * (thread + 1) / threads);
             // SAFETY: the machine has the target's features (`new`); the operands have the extents that the
-            // kernel documents for this many rows and stay where they are until `run` returns; every lane
+            // kernel documents for this many rows and stay where they are until `run` returns; every thread
             // has its own work items, which write words of their own, and its own scratch.
             unsafe {
                 let args = args.as_ptr().cast::<*mut u8>();
-                kernel(args, rows, begin as i64, end as i64, scratch[lane].0);
+                kernel(args, rows, begin as i64, end as i64, scratch[thread].0);
             }
         });
         start.elapsed().as_secs_f64()
@@ -247,10 +247,10 @@ impl Stopwatch {
 }
 
 impl Probe {
-    /// Addresses of scratch for every lane. It stands after the operands of the kernel and only grows.
-    fn scratch(&mut self, lanes: usize, words: usize) -> Vec<Address> {
+    /// Addresses of scratch for every thread. It stands after the operands of the kernel and only grows.
+    fn scratch(&mut self, threads: usize, words: usize) -> Vec<Address> {
         let first = self.spec.args();
-        self.operands.resize_with(first + lanes, || Operand::words(0));
+        self.operands.resize_with(first + threads, || Operand::words(0));
         let scratch = &mut self.operands[first..];
         for s in scratch.iter_mut().filter(|s| s.bytes() < 4 * words) {
             *s = Operand::words(words);
@@ -398,7 +398,7 @@ fn median(times: &mut [f64]) -> f64 {
 mod tests {
     use super::*;
     use moec_codegen::spec::Softmax;
-    use moec_codegen::{Compute, RowForm, WeightOrder, packed_words};
+    use moec_codegen::{ComputeType, RowFormat, WeightOrder, packed_words};
     use moec_device::Device;
     use moec_ir::Format;
     use moec_ir::op::{Activation, Glu};
@@ -434,9 +434,11 @@ mod tests {
         let target = CpuTarget::new(&Device::find("native").unwrap()).unwrap();
         let mut watch = Stopwatch::new(&target, 3).unwrap();
         let glu = Glu::Gated(Activation::Silu);
-        let mut forms = vec![(Format::Bf16, Compute::F32), (Format::Q8, Compute::F32)];
-        forms.extend(target.isa.bf16.then_some((Format::Bf16, Compute::Bf16)));
-        forms.extend((target.isa.bytes != moec_codegen::ByteDot::None).then_some((Format::Q4, Compute::I8)));
+        let mut forms = vec![(Format::Bf16, ComputeType::F32), (Format::Q8, ComputeType::F32)];
+        forms.extend(target.isa.bf16.then_some((Format::Bf16, ComputeType::Bf16)));
+        forms.extend(
+            (target.isa.bytes != moec_codegen::ByteDot::None).then_some((Format::Q4, ComputeType::I8)),
+        );
         for (format, compute) in forms {
             let (layout, schedule) = (DispatchLayout { rows: 9, k: 3, experts: 5 }, Schedule::default());
             let x_ld = packed_words(56, compute);
@@ -464,7 +466,7 @@ mod tests {
                 x_ld,
                 glu,
                 bias: true,
-                out: RowForm::f32(17),
+                out: RowFormat::f32(17),
                 order: WeightOrder::Panels,
                 schedule,
             });
@@ -500,7 +502,7 @@ mod tests {
             k: 8,
             n: 8,
             format: Format::F32,
-            compute: Compute::F32,
+            compute: ComputeType::F32,
             groups: 1,
             x_ld: 8,
             out_ld: 8,

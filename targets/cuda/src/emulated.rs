@@ -5,11 +5,11 @@
 
 use crate::NAME;
 use crate::artifact::{self, Artifact};
-use moec_ir::plan::{self, Builtin, ThreadKernel};
+use moec_ir::plan::{self, Builtin, GpuKernel};
 use moec_ptx::{Argument, Buffer, Memory};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
-use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub struct Emulated {
     name: String,
     artifact: Option<Artifact>,
     /// Kernels of the artifact in the plan.
-    launches: Vec<ThreadKernel>,
+    launches: Vec<GpuKernel>,
     memory: Option<Own>,
     /// Instructions that threads have executed.
     executed: AtomicU64,
@@ -71,7 +71,7 @@ impl Emulated {
     }
 }
 
-impl Unit for Emulated {
+impl ComputeUnit for Emulated {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -128,11 +128,11 @@ impl Unit for Emulated {
         }
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         let done = match launch.code {
             Code::Builtin(Builtin::Launch { kernel }) => self.launch(kernel, launch),
             Code::Builtin(builtin) => {
-                // SAFETY: the caller's promise; the unit has one lane.
+                // SAFETY: the caller's promise; the unit has one thread.
                 if unsafe { unit::copied(self, launch) } {
                     Ok(())
                 } else {

@@ -1,11 +1,11 @@
-//! The family of NVIDIA's GPUs.
+//! The backend of NVIDIA GPUs.
 //!
 //! Its units have a memory of their own and launch GPU kernels: what an operator of theirs is the compiler writes as
-//! [`moec_ir::plan::ThreadKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
+//! [`moec_ir::plan::GpuKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
 //! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees. What has NVIDIA's driver
 //! do it travels with bundles, and is a crate of its own ([`moec_cuda_unit`]).
 //!
-//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod artifact;
@@ -17,18 +17,18 @@ pub use emulated::Emulated;
 pub use moec_cuda_unit::Gpu;
 
 use include_dir::{Dir, include_dir};
+use moec_backend::error::{Error, Result};
+use moec_backend::{Assembled, Backend, Bench, Flaw, GpuKernels, KernelsRead, Runner, RunnerCrate, Tools};
 use moec_cuda_unit::text::code_path;
-use moec_device::{Device, Unit as DeviceUnit, UnitKind};
-use moec_family::error::{Error, Result};
-use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, RunnerCrate, Threads, Tools};
+use moec_device::{Device, DeviceUnit, UnitKind};
 use moec_ir::Op;
 use moec_ir::op::Effect;
 use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
-use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::accelerators::Executor;
 use std::path::Path;
 
-use moec_cuda_unit::FAMILY as NAME;
+use moec_cuda_unit::BACKEND as NAME;
 
 /// Generations that kernels are written for.
 const GENERATIONS: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
@@ -40,7 +40,7 @@ fn number(generation: &str) -> Option<u32> {
 
 static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
 
-/// Driver of a card in a `run` that cargo builds.
+/// Driver of a GPU in a `run` that cargo builds.
 static RUNNER: Runner = Runner {
     feature: NAME,
     native: "moec_cuda_unit::NATIVE",
@@ -53,28 +53,28 @@ static RUNNER: Runner = Runner {
     lock: include_str!("../unit/runner.lock"),
 };
 
-/// The family of NVIDIA's GPUs.
+/// The backend of NVIDIA GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda;
 
-impl Family for Cuda {
+impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
         if unit.kind != UnitKind::Gpu {
-            return Err(Flaw::new("unit.kind", "a unit of the family `cuda` is of kind `gpu`"));
+            return Err(Flaw::new("unit.kind", "a unit of the backend `cuda` is of kind `gpu`"));
         }
         if device.memory_of(unit).is_none() {
-            return Err(Flaw::new("unit.memory", "a unit of the family `cuda` has a memory of its own"));
+            return Err(Flaw::new("unit.memory", "a unit of the backend `cuda` has a memory of its own"));
         }
-        if let Some(other) = device.units.iter().find(|u| u.family == unit.family && u.name != unit.name) {
+        if let Some(other) = device.units.iter().find(|u| u.backend == unit.backend && u.name != unit.name) {
             let message = format!(
-                "`{}` is of the family `cuda`, too: a run opens the machine's first card, and that alone",
+                "`{}` is of the backend `cuda`, too: a run opens the machine's first GPU, and that alone",
                 other.name
             );
-            return Err(Flaw::new("unit.family", message));
+            return Err(Flaw::new("unit.backend", message));
         }
         let known = || GENERATIONS.map(|g| format!("`{g}`")).join(", ");
         match unit.sm.as_deref() {
@@ -88,12 +88,12 @@ impl Family for Cuda {
             )),
             None => Err(Flaw::new(
                 "unit.sm",
-                format!("a unit of the family `cuda` says which generation it is, one of {}", known()),
+                format!("a unit of the backend `cuda` says which generation it is, one of {}", known()),
             )),
         }
     }
 
-    fn threads(&self) -> Option<&dyn Threads> {
+    fn gpu_kernels(&self) -> Option<&dyn GpuKernels> {
         Some(self)
     }
 
@@ -102,7 +102,7 @@ impl Family for Cuda {
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,
-            Op::Fetch { .. }
+            Op::RequestExperts { .. }
                 | Op::LimitCapacity(_)
                 | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
@@ -111,7 +111,7 @@ impl Family for Cuda {
     }
 
     fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
-        Some(bench::Measured::open().map(|card| Box::new(card) as Box<dyn Bench>))
+        Some(bench::Measured::open().map(|device| Box::new(device) as Box<dyn Bench>))
     }
 
     fn runner(&self) -> Option<&'static Runner> {
@@ -124,12 +124,12 @@ impl Family for Cuda {
 
     /// The GPU's generation decides besides: PTX runs on its own generation and on newer ones.
     fn present(&self, unit: &DeviceUnit) -> Option<moec_runtime::Result<()>> {
-        let here = moec_cuda_unit::open(&unit.name).and_then(|card| {
-            let generation = card.generation().map_err(|refusal| refusal.to_string());
+        let here = moec_cuda_unit::open(&unit.name).and_then(|device| {
+            let generation = device.generation().map_err(|refusal| refusal.to_string());
             let newest = unit.sm.as_deref().and_then(number).unwrap_or(0);
             let why = match generation {
                 Ok(here) if here >= newest => return Ok(()),
-                Ok(here) => format!("`{}` is of sm_{here}, older than sm_{newest}", card.name()),
+                Ok(here) => format!("`{}` is of sm_{here}, older than sm_{newest}", device.name()),
                 Err(refusal) => refusal,
             };
             Err(moec_runtime::Error::unit(&unit.name, why).with_hint("take a target of its generation"))
@@ -142,7 +142,7 @@ impl Family for Cuda {
     }
 }
 
-impl Threads for Cuda {
+impl GpuKernels for Cuda {
     fn generation<'u>(&self, unit: &'u DeviceUnit) -> Option<&'u str> {
         unit.sm.as_deref()
     }

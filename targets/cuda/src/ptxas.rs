@@ -1,7 +1,7 @@
 //! NVIDIA's assembler, where it is installed: machine code of kernels, beside their text.
 
-use moec_family::Assembled;
-use moec_family::error::{Error, Result};
+use moec_backend::Assembled;
+use moec_backend::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 

@@ -4,7 +4,7 @@
     reason = "a number of a device file becomes a whole one; floats saturate"
 )]
 
-use crate::{Figure, Unit};
+use crate::{DeviceUnit, Figure};
 use serde::{Deserialize, Serialize};
 
 /// A measured time of matrix products: `rows` rows times matrices of `weights` numbers in all.
@@ -25,7 +25,7 @@ pub struct MatmulTime {
 /// memory takes, 16 GB at 4 GB/s.
 const LOADING_US: f64 = 4e6;
 
-impl Unit {
+impl DeviceUnit {
     /// Microseconds of a product of `rows` rows with matrices of `weights` numbers; `None` where the file has
     /// no table. 0 for no rows.
     ///

@@ -67,10 +67,10 @@ fn share(achieved: Option<&Figure>) -> f64 {
     achieved.map_or(1.0, |f| f.value)
 }
 
-/// Something that computes.
+/// A compute unit of a device, as its file describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Unit {
+pub struct DeviceUnit {
     /// Name, unique in the device.
     pub name: String,
     /// Kind.
@@ -78,13 +78,13 @@ pub struct Unit {
     /// Memory that it works in, by its name; none: the CPU's ([`crate::Device::memory_of`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// Target family, where it is not the usual one ([`crate::Device::family_of`]).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub family: Option<String>,
+    /// Backend, where it is not the usual one; `family` in older files ([`crate::Device::backend_of`]).
+    #[serde(default, alias = "family", skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Source of the unit's facts that are not figures: its cores, its generation, the organisation of its modules.
+    /// Source of the unit's facts that are not figures: its cores, its generation, the organisation of its DIMMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Microseconds to start one step.
@@ -147,10 +147,10 @@ pub struct Cluster {
     pub cores: u32,
     /// Highest clock, in 10⁹ per second.
     pub ghz: Figure,
-    /// 10⁶ bytes per second that one of them reads from flash in random blocks of 4 KiB: a driver's work is a core's
+    /// 10⁶ bytes per second that one of them reads from disk in random blocks of 4 KiB: a driver's work is a core's
     /// (PowerInfer-2, Table 1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flash_mb_per_s: Option<Figure>,
+    pub disk_mb_per_s: Option<Figure>,
 }
 
 /// Qualcomm's Hexagon NPU with its tensor unit, as graphs are compiled for it.
@@ -171,7 +171,7 @@ pub struct Hexagon {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dimms {
-    /// Modules in all.
+    /// NDP DIMMs in all.
     pub count: u32,
     /// Channels of the CPU that they share; a divisor of `count`.
     pub channels: u32,

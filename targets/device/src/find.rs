@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, Dimms, Figure, Link, NATIVE, Unit, UnitKind, host, nearest};
+use crate::{Device, DeviceError, DeviceUnit, Dimms, Figure, Link, NATIVE, UnitKind, host, nearest};
 use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -160,9 +160,9 @@ impl Device {
 
     /// Units beside the CPU's memory have one of a known size, and a link to the CPU's, both ways.
     fn check_memories(&self) -> Result<(), (String, String)> {
-        let home = self.processor_memory();
+        let host = self.cpu_memory();
         for u in &self.units {
-            let Some(memory) = u.memory.as_deref().filter(|m| Some(*m) != home) else { continue };
+            let Some(memory) = u.memory.as_deref().filter(|m| Some(*m) != host) else { continue };
             let of = self.memories.iter().find(|m| m.name == memory);
             if of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
                 return Err((
@@ -177,8 +177,8 @@ impl Device {
                 );
                 return Err(("unit.memory".into(), message));
             }
-            let home = home.unwrap_or_default();
-            for (from, to) in [(home, memory), (memory, home)] {
+            let host = host.unwrap_or_default();
+            for (from, to) in [(host, memory), (memory, host)] {
                 let is = |l: &&Link| l.from == from && l.to == to && l.gb_per_s > 0.0;
                 if self.links.iter().find(is).is_none() {
                     return Err((
@@ -220,7 +220,7 @@ impl Device {
             for c in &u.clusters {
                 out.push(("unit.cluster.ghz", c.ghz.value, &*c.ghz.source));
                 out.extend(
-                    c.flash_mb_per_s.iter().map(|f| ("unit.cluster.flash_mb_per_s", f.value, &*f.source)),
+                    c.disk_mb_per_s.iter().map(|f| ("unit.cluster.disk_mb_per_s", f.value, &*f.source)),
                 );
             }
             out.extend(u.hexagon.iter().map(|h| ("unit.hexagon", f64::from(h.soc), &*h.source)));
@@ -265,7 +265,7 @@ fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), 
 }
 
 /// The first value of a unit that makes no sense: its key, and why.
-fn check_unit(u: &Unit) -> Result<(), (String, String)> {
+fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     let bad = |key: &str, message: String| Err((key.to_owned(), message));
     if !u.matmul.is_sorted_by(|a, b| a.rows < b.rows) || u.matmul.iter().any(|m| m.rows == 0) {
         return bad("unit.matmul", "rows ascend, from 1".into());
@@ -331,7 +331,7 @@ fn check_dimms(d: &Dimms) -> Result<(), (String, String)> {
         }
     }
     if !d.count.is_multiple_of(d.channels) {
-        let message = format!("{} modules do not divide evenly over {} channels", d.count, d.channels);
+        let message = format!("{} DIMMs do not divide evenly over {} channels", d.count, d.channels);
         return Err(("unit.dimms.count".into(), message));
     }
     if !d.row_bytes.is_multiple_of(64) {

@@ -7,11 +7,11 @@ use std::path::Path;
 /// Folder where Linux describes the caches of the first core, one folder each.
 const SYS: &str = "/sys/devices/system/cpu/cpu0/cache";
 
-/// Caches for data of this machine, by level; empty where the system does not tell.
+/// Caches for data of this machine, by level; empty where the system does not report it.
 pub fn caches() -> Vec<Cache> {
     let mut found = from_sys(Path::new(SYS));
     if found.is_empty() {
-        found = from_processor();
+        found = from_cpu();
     }
     found.sort_by_key(|c| c.level);
     found.dedup_by_key(|c| c.level);
@@ -77,7 +77,7 @@ fn count(list: &str) -> Option<u32> {
 
 /// Caches by CPUID: leaf 4 of Intel, leaf 8000001D of AMD, which have one form.
 #[cfg(target_arch = "x86_64")]
-fn from_processor() -> Vec<Cache> {
+fn from_cpu() -> Vec<Cache> {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     const AMD: u32 = 0x8000_001d;
     /// More caches than any CPU has.
@@ -102,7 +102,7 @@ fn from_processor() -> Vec<Cache> {
 
 /// Caches of the fastest cores by macOS.
 #[cfg(all(target_os = "macos", not(target_arch = "x86_64")))]
-fn from_processor() -> Vec<Cache> {
+fn from_cpu() -> Vec<Cache> {
     let ask = |name: &str| -> Option<u64> {
         let out = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
         String::from_utf8(out.stdout).ok()?.trim().parse().ok()
@@ -116,7 +116,7 @@ fn from_processor() -> Vec<Cache> {
 
 /// Nothing is known.
 #[cfg(not(any(target_arch = "x86_64", target_os = "macos")))]
-fn from_processor() -> Vec<Cache> {
+fn from_cpu() -> Vec<Cache> {
     Vec::new()
 }
 
@@ -170,8 +170,8 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_processor_and_the_system_agree() {
-        let (sys, own) = (from_sys(Path::new(SYS)), from_processor());
+    fn the_cpu_and_the_system_agree() {
+        let (sys, own) = (from_sys(Path::new(SYS)), from_cpu());
         for a in &sys {
             if let Some(b) = own.iter().find(|b| b.level == a.level && a.level < 3) {
                 assert_eq!(a.bytes, b.bytes, "level {}", a.level);

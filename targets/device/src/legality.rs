@@ -1,6 +1,6 @@
 //! Operators that a unit may run, row by row, by a published table of its operations.
 
-use crate::{Device, Unit, UnitKind};
+use crate::{Device, DeviceUnit, UnitKind};
 use serde::{Deserialize, Serialize};
 
 /// A row of a table of operations: what a kind of operation is called there, whether the unit has it, and which
@@ -22,7 +22,7 @@ pub struct Legality {
     pub source: String,
 }
 
-impl Unit {
+impl DeviceUnit {
     /// Row of an operator; `None`: the unit is not known to run it.
     pub fn row(&self, op: &str) -> Option<&Legality> {
         self.legality.iter().find(|row| row.ops.iter().any(|o| o == op))

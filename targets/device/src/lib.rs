@@ -20,7 +20,7 @@ mod silicon;
 pub use cost::MatmulTime;
 pub use error::DeviceError;
 pub use figures::{
-    Bandwidth, Cache, Cluster, Dimms, Figure, Hexagon, Link, Memory, Peak, Power, RangeBandwidth, Unit,
+    Bandwidth, Cache, Cluster, DeviceUnit, Dimms, Figure, Hexagon, Link, Memory, Peak, Power, RangeBandwidth,
     UnitKind,
 };
 pub use find::BUILT_IN;
@@ -43,8 +43,9 @@ pub struct Device {
     pub name: String,
     /// Description, in a line.
     pub description: String,
-    /// Target family of its units other than CPUs.
-    pub family: String,
+    /// Backend of its units other than CPUs.
+    #[serde(alias = "family")]
+    pub backend: String,
     /// LLVM triple, or [`NATIVE`].
     pub triple: String,
     /// LLVM CPU name, or [`NATIVE`].
@@ -58,7 +59,7 @@ pub struct Device {
     pub legal_ops: LegalOps,
     /// Units that compute.
     #[serde(default, rename = "unit", skip_serializing_if = "Vec::is_empty")]
-    pub units: Vec<Unit>,
+    pub units: Vec<DeviceUnit>,
     /// Memories.
     #[serde(default, rename = "memory", skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Memory>,
@@ -122,31 +123,31 @@ pub fn is_host(triple: &str) -> bool {
     arch == std::env::consts::ARCH && rest.contains(std::env::consts::OS)
 }
 
-/// Name of the family of CPUs.
-pub const PROCESSORS: &str = "cpu";
+/// Name of the CPU backend.
+pub const CPU_BACKEND: &str = "cpu";
 
 impl Device {
-    /// The target family of a unit: its own where it names one, else that of CPUs, else the device's.
-    pub fn family_of<'a>(&'a self, unit: &'a Unit) -> &'a str {
-        match (&unit.family, unit.kind) {
-            (Some(family), _) => family,
-            (None, UnitKind::Cpu) => PROCESSORS,
-            (None, _) => &self.family,
+    /// The backend of a unit: its own where it names one, else the CPU's, else the device's.
+    pub fn backend_of<'a>(&'a self, unit: &'a DeviceUnit) -> &'a str {
+        match (&unit.backend, unit.kind) {
+            (Some(backend), _) => backend,
+            (None, UnitKind::Cpu) => CPU_BACKEND,
+            (None, _) => &self.backend,
         }
     }
 
     /// Name of the CPU's memory: the one that it names, else the first that no other unit names. `None` where the file names
     /// none.
-    pub fn processor_memory(&self) -> Option<&str> {
+    pub fn cpu_memory(&self) -> Option<&str> {
         let own = self.units.iter().find(|u| u.kind == UnitKind::Cpu).and_then(|u| u.memory.as_deref());
         let taken = |name: &str| self.units.iter().any(|u| u.memory.as_deref() == Some(name));
-        let free = || self.memories.iter().map(|m| m.name.as_str()).find(|n| !taken(n) && *n != "flash");
+        let free = || self.memories.iter().map(|m| m.name.as_str()).find(|n| !taken(n) && *n != "disk");
         own.or_else(free)
     }
 
     /// Name of the memory that a unit works in, where that is not the CPU's.
-    pub fn memory_of<'a>(&'a self, unit: &'a Unit) -> Option<&'a str> {
-        unit.memory.as_deref().filter(|m| Some(*m) != self.processor_memory())
+    pub fn memory_of<'a>(&'a self, unit: &'a DeviceUnit) -> Option<&'a str> {
+        unit.memory.as_deref().filter(|m| Some(*m) != self.cpu_memory())
     }
 
     /// Microseconds that `bytes` bytes take from one memory to another; `None` where no link leads there.

@@ -1,13 +1,13 @@
 //! Device files: the built-in ones, a full one, and wrong ones.
 
-use moec_device::{BUILT_IN, Device, DeviceError, Figure, LegalOps, Unit, UnitKind};
+use moec_device::{BUILT_IN, Device, DeviceError, DeviceUnit, Figure, LegalOps, UnitKind};
 use proptest::prelude::*;
 use std::path::Path;
 
 const FULL: &str = r#"
 name = "box"
 description = "a box"
-family = "cpu"
+backend = "cpu"
 triple = "x86_64-unknown-linux-gnu"
 cpu = "sapphirerapids"
 features = ["avx512f", "amx-bf16"]
@@ -112,10 +112,10 @@ fn a_full_file_is_read_and_written() {
 }
 
 /// Devices with a Neural Engine, and that unit.
-fn with_npu() -> Vec<(Device, Unit)> {
+fn with_npu() -> Vec<(Device, DeviceUnit)> {
     let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).expect("a built-in device"));
     let found: Vec<_> = all
-        .filter(|d| d.family == "coreml")
+        .filter(|d| d.backend == "coreml")
         .filter_map(|d| Some((d.clone(), d.units[d.unit_of(UnitKind::Npu)?].clone())))
         .collect();
     assert!(found.len() >= 2);
@@ -125,7 +125,7 @@ fn with_npu() -> Vec<(Device, Unit)> {
 #[test]
 fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
     for (device, npu) in with_npu() {
-        assert_eq!((device.family_of(&npu), device.family_of(&device.units[0])), ("coreml", "cpu"));
+        assert_eq!((device.backend_of(&npu), device.backend_of(&device.units[0])), ("coreml", "cpu"));
         assert!(["linear", "attention", "expert_ffn", "add"].iter().all(|op| npu.is_legal(op)));
         // NPUMoE, Figure 4.
         let dynamic = ["router", "dispatch", "combine", "embed", "gather_rows", "layer_norm"];
@@ -159,7 +159,7 @@ fn costs_follow_the_table_of_times() {
         let expert = 3 * 4096 * 6400 * 2;
         assert_eq!(npu.graph_limit().unwrap() / expert, 8);
     }
-    assert_eq!(Unit::default().matmul_us(1.0, 1.0), None);
+    assert_eq!(DeviceUnit::default().matmul_us(1.0, 1.0), None);
 }
 
 /// Published rates, and those from clocks and widths, are bounds that programs do not reach: a model predicts with the share that they do.
@@ -218,9 +218,9 @@ fn sources(text: &str) -> Vec<std::ops::Range<usize>> {
     text.match_indices(KEY).map(|(at, _)| at..end(at + KEY.len())).collect()
 }
 
-/// Units that state facts that are no figures (cores, the generation of a GPU, the organisation of modules), and not where they come from.
+/// Units that state facts that are no figures (cores, the generation of a GPU, the organisation of DIMMs), and not where they come from.
 fn unsourced(d: &Device) -> Vec<&str> {
-    let states = |u: &&Unit| u.cores.is_some() || u.sm.is_some() || u.dimms.is_some();
+    let states = |u: &&DeviceUnit| u.cores.is_some() || u.sm.is_some() || u.dimms.is_some();
     d.units.iter().filter(states).filter(|u| u.source.is_none()).map(|u| &*u.name).collect()
 }
 
@@ -281,7 +281,7 @@ fn phones_are_what_the_paper_measured() {
         // What a program may have is less than there is (PowerInfer-2, Table 3).
         let dram = &d.memories[0];
         assert!(dram.available.as_ref().unwrap().value < dram.capacity.as_ref().unwrap().value);
-        assert!(d.memories.iter().any(|m| m.name == "flash" && !m.sequential.is_empty()));
+        assert!(d.memories.iter().any(|m| m.name == "disk" && !m.sequential.is_empty()));
     }
     // Both units together read more than one alone, and less than the sum (§2.3.1).
     let rate = |i: usize| best.units[i].bandwidth_gb_per_s.as_ref().unwrap().value;
@@ -335,7 +335,7 @@ fn wrong_files_are_refused_with_line_and_key() {
         ("level = 2", "shared_by = 0\nlevel = 2", "`cache.shared_by`: a cache belongs to at least one core"),
         ("value = 1.5", "value = -1.5", "`unit.dispatch_cost_us`: -1.5 is not a finite number of at least 0"),
         ("source = \"cpuid\"", "source = \" \"", "`cache`: a figure needs a `source`"),
-        ("to = \"dram\"", "to = \"flash\"", "`link`: no unit or memory is named `flash`"),
+        ("to = \"dram\"", "to = \"disk\"", "`link`: no unit or memory is named `disk`"),
         (
             "name = \"dram\"",
             "name = \"cores\"",

@@ -4,28 +4,28 @@
 //! CPU's to the bit, and what a plan gets wrong about memories shows: an address outside of the unit's memory is refused
 //! before a kernel sees it, and every byte in there has come by a copy.
 //!
-//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 
-use moec_device::{Device, Unit as DeviceUnit};
-use moec_family::{Family, Flaw};
+use moec_backend::{Backend, Flaw};
+use moec_device::{Device, DeviceUnit};
 use moec_ir::Op;
 use moec_ir::op::Effect;
 use moec_ir::plan::Builtin;
 use moec_runtime::Error;
 use moec_runtime::bundle::program::Code;
-use moec_runtime::exec::beside::Executor;
-use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Name of the family.
+/// Name of the backend.
 const NAME: &str = "mirror";
 
-/// The family of modelled units.
+/// The backend of modelled units.
 #[derive(Clone, Copy, Debug)]
 pub struct Mirror;
 
-impl Family for Mirror {
+impl Backend for Mirror {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -36,7 +36,7 @@ impl Family for Mirror {
 
     fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
         if device.memory_of(unit).is_none() {
-            return Err(Flaw::new("unit.memory", "a unit of the family `mirror` has a memory of its own"));
+            return Err(Flaw::new("unit.memory", "a unit of the backend `mirror` has a memory of its own"));
         }
         Ok(())
     }
@@ -44,8 +44,10 @@ impl Family for Mirror {
     /// Everything that is a kernel. The CPU computes the router's choice and the angles of positions.
     fn takes(&self, op: &Op) -> bool {
         // A state that an operator updates is brought back from snapshots by the CPU alone.
-        !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. })
-            && op.effect() != Effect::Updates
+        !matches!(
+            op,
+            Op::Dispatch { .. } | Op::RequestExperts { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. }
+        ) && op.effect() != Effect::Updates
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {
@@ -75,7 +77,7 @@ impl Modelled {
     }
 }
 
-impl Unit for Modelled {
+impl ComputeUnit for Modelled {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -101,19 +103,19 @@ impl Unit for Modelled {
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread) {
         match launch.code {
             Code::Kernel(f) => {
-                if launch.args.iter().all(|&at| self.holds(at)) && self.holds(lane.scratch) {
+                if launch.args.iter().all(|&at| self.holds(at)) && self.holds(thread.scratch) {
                     // SAFETY: the caller's promise.
-                    unsafe { unit::kernel(f, launch, lane) };
+                    unsafe { unit::kernel(f, launch, thread) };
                 } else {
                     let why = format!("step {} reads past the memory of `{NAME}`", launch.step);
                     launch.fail(StepFault::Unit(Error::plan(why)));
                 }
             }
             Code::Builtin(builtin) => {
-                // SAFETY: the caller's promise; the unit has one lane.
+                // SAFETY: the caller's promise; the unit has one thread.
                 let copied = unsafe { unit::copied(self, launch) };
                 if !copied {
                     launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));

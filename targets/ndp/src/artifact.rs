@@ -13,7 +13,7 @@
 //! Experts stand in ascending order, and all streams are for the same machine. Of these bytes there is one form: what
 //! [`decode`] accepts is what [`encode`] gives for it.
 
-use crate::allot::Modules;
+use crate::allot::DimmConfig;
 use moec_ir::plan::StreamSet;
 use moec_ndp_isa::Stream;
 use moec_runtime::bundle::BundleReader;
@@ -104,13 +104,13 @@ pub enum ArtifactError {
     },
     /// Streams for several machines.
     #[error("the stream of expert {expert} is for {found:?}, and the first one for {first:?}")]
-    Modules {
+    Dimms {
         /// The expert.
         expert: u32,
         /// Its machine.
-        found: Modules,
+        found: DimmConfig,
         /// The machine of the first expert.
-        first: Modules,
+        first: DimmConfig,
     },
     /// A stream that cannot be read.
     #[error("the stream of expert {expert}: {what}")]
@@ -219,7 +219,7 @@ fn at_most(what: &'static str, found: u64, most: u32) -> Result<u32, ArtifactErr
 #[derive(Default)]
 struct Check {
     before: Option<u32>,
-    modules: Option<Modules>,
+    dimm_config: Option<DimmConfig>,
 }
 
 impl Check {
@@ -227,9 +227,9 @@ impl Check {
         if let Some(before) = self.before.replace(expert).filter(|&before| before >= expert) {
             return Err(ArtifactError::Order { expert, before });
         }
-        let found = Modules { system: stream.system, geometry: stream.geometry };
-        let first = *self.modules.get_or_insert(found);
-        if found == first { Ok(()) } else { Err(ArtifactError::Modules { expert, found, first }) }
+        let found = DimmConfig { system: stream.system, geometry: stream.geometry };
+        let first = *self.dimm_config.get_or_insert(found);
+        if found == first { Ok(()) } else { Err(ArtifactError::Dimms { expert, found, first }) }
     }
 }
 

@@ -84,7 +84,7 @@ pub enum ImageError {
         part: &'static str,
         /// Bytes that are there.
         found: u64,
-        /// Bytes that the shape asks for.
+        /// Bytes that the shape requests.
         want: u64,
     },
     /// Biases for a shape without, or none for one with them.

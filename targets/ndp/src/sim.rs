@@ -2,15 +2,15 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use moec_backend::Subcommand;
+use moec_backend::error::{Error, Result, io_error};
 use moec_dram::trace::{Setup, simulate};
 use moec_dram::{Options, TIMINGS, Timing};
-use moec_family::Subcommand;
-use moec_family::error::{Error, Result, io_error};
 use moec_runtime::platform::regular;
 use std::io::BufReader;
 use std::path::PathBuf;
 
-/// The subcommand, for the family's row.
+/// The subcommand, for the backend's row.
 pub(crate) const SUBCOMMAND: Subcommand = Subcommand { command: Args::command, run };
 
 /// Run a trace of requests through the model of DDR5 memory

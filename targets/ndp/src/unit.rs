@@ -1,4 +1,4 @@
-//! The unit of the runtime: modules that execute the streams of a bundle, simulated.
+//! The unit of the runtime: DIMMs that execute the NDP command streams of a bundle, simulated.
 //!
 //! What it computes goes through the simulated DRAM, line by line: an expert's weights are written there when a step first needs
 //! them, in the module and the rows that the artifact names; rows come into the inbox of the module whose expert they chose, as
@@ -10,7 +10,7 @@
 )]
 
 use crate::NAME;
-use crate::allot::{Allotment, Allotter, Boxes, Expert, Home, Modules, Move};
+use crate::allot::{Allotment, Allotter, Boxes, DimmConfig, DramLayout, Expert, Move};
 use crate::artifact::STRIPED;
 use crate::emit::transfer;
 use crate::image::{Packed, Shape};
@@ -21,7 +21,7 @@ use moec_ir::plan::{self, Builtin, StreamSet};
 use moec_ndp_isa::{LINE, Op, Stream};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
-use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
 use std::sync::{Mutex, PoisonError};
@@ -47,7 +47,7 @@ struct Set {
 struct Machine {
     dimms: Dimms,
     allotter: Allotter,
-    /// By layer and expert, whether its weights are in the modules.
+    /// By layer and expert, whether its weights are in the DIMMs.
     written: Vec<Vec<bool>>,
     /// By layer and expert, what computes it where it lives.
     commands: Vec<Vec<Commands>>,
@@ -100,13 +100,13 @@ impl Machine {
             Error::plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
         };
         let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
-        let Home::Dimm(dimm) = allotted.home else {
-            return Err(fault(&"it lies over all modules, and no unit of one computes it"));
+        let DramLayout::Localized(dimm) = allotted.layout else {
+            return Err(fault(&"it lies over all DIMMs, and no unit of one computes it"));
         };
         self.write(step, expert, at)?;
         let hidden = shape.hidden as usize;
         let boxes = self.allotter.boxes().clone();
-        let here = |rows| Allotment { home: Home::Dimm(dimm), rows };
+        let here = |rows| Allotment { layout: DramLayout::Localized(dimm), rows };
         let input = shape.input_lines() as usize * LINE as usize;
         let mut rows = vec![0; input * (end - first)];
         for (slot, row) in (first..end).zip(rows.chunks_exact_mut(input)) {
@@ -170,14 +170,14 @@ impl Machine {
     }
 
     /// Moves an expert: to a module, or over all of them.
-    fn relocate(&mut self, set: &Set, expert: u32, home: Home) -> Result<()> {
+    fn relocate(&mut self, set: &Set, expert: u32, layout: DramLayout) -> Result<()> {
         let at = Expert { layer: set.layer, number: expert };
         let fault =
             |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
-        if self.allotter.get(at).is_some_and(|a| a.home == home) {
+        if self.allotter.get(at).is_some_and(|a| a.layout == layout) {
             return Ok(());
         }
-        let moved = self.allotter.begin(at, home).map_err(|e| fault(&e))?;
+        let moved = self.allotter.begin(at, layout).map_err(|e| fault(&e))?;
         match self.carry(set, expert as usize, &moved) {
             Ok(()) => self.allotter.settle(at).map_err(|e| fault(&e)),
             Err(e) => {
@@ -193,8 +193,8 @@ impl Machine {
         let fault =
             |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
         let commands = &self.commands[set.layer as usize][expert];
-        let next = match moved.to.home {
-            Home::Dimm(dimm) => {
+        let next = match moved.to.layout {
+            DramLayout::Localized(dimm) => {
                 let mut stream = commands.stream().clone();
                 stream.dimm = dimm;
                 stream.name = stream.name.trim_end_matches(STRIPED).into();
@@ -203,11 +203,11 @@ impl Machine {
                 }
                 Some(Commands::new(stream).map_err(|e| fault(&e))?)
             }
-            Home::Striped => None,
+            DramLayout::Striped => None,
         };
-        // What no step has asked for is written where it lives by then.
+        // What no step has requested is written where it lives by then.
         if self.written[set.layer as usize][expert] {
-            let stream = transfer(&set.shape, self.dimms.modules(), moved).map_err(|e| fault(&e))?;
+            let stream = transfer(&set.shape, self.dimms.dimm_config(), moved).map_err(|e| fault(&e))?;
             let transfer = Commands::new(stream).map_err(|e| fault(&e))?;
             self.dimms.execute(&transfer, 0, 0).map_err(|e| fault(&e))?;
         }
@@ -218,7 +218,7 @@ impl Machine {
     }
 }
 
-impl Unit for DimmUnit {
+impl ComputeUnit for DimmUnit {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -238,7 +238,8 @@ impl Unit for DimmUnit {
             let bad = |e: &dyn std::fmt::Display| Error::plan(format!("`{}`: {e}", set.artifact));
             let experts = crate::artifact::open(bundle, set).map_err(|e| bad(&e))?.experts;
             let first = experts.first().map(|e| &e.stream).ok_or_else(|| bad(&"no experts"))?;
-            let (modules, slots) = (Modules { system: first.system, geometry: first.geometry }, first.slots);
+            let (dimm_config, slots) =
+                (DimmConfig { system: first.system, geometry: first.geometry }, first.slots);
             // How the halves join is the streams' affair.
             let glu = moec_ir::Glu::Gated(moec_ir::Activation::Silu);
             let shape = Shape { hidden: set.hidden, inner: set.inner, glu, bias: set.bias };
@@ -246,13 +247,13 @@ impl Unit for DimmUnit {
             let machine = match &mut machine {
                 Some(machine) => machine,
                 none => none.insert(Machine {
-                    dimms: Dimms::new(modules, Bus::trimoe(), false).map_err(|e| bad(&e))?,
-                    allotter: Allotter::new(modules, shape, slots).map_err(|e| bad(&e))?,
+                    dimms: Dimms::new(dimm_config, Bus::trimoe(), false).map_err(|e| bad(&e))?,
+                    allotter: Allotter::new(dimm_config, shape, slots).map_err(|e| bad(&e))?,
                     written: Vec::new(),
                     commands: Vec::new(),
                 }),
             };
-            let same = *machine.dimms.modules() == modules && machine.allotter.boxes().slots == slots;
+            let same = *machine.dimms.dimm_config() == dimm_config && machine.allotter.boxes().slots == slots;
             if !same {
                 return Err(bad(&"it is of another machine than the others"));
             }
@@ -260,15 +261,15 @@ impl Unit for DimmUnit {
             for (number, placed) in (0..).zip(experts) {
                 let at = Expert { layer: layers, number };
                 let lies = starts.as_ref().and_then(|h| h.get(number as usize).copied());
-                let home = lies.map_or(Home::Dimm(placed.stream.dimm), |m| {
-                    u32::try_from(m).map_or(Home::Striped, Home::Dimm)
+                let layout = lies.map_or(DramLayout::Localized(placed.stream.dimm), |m| {
+                    u32::try_from(m).map_or(DramLayout::Striped, DramLayout::Localized)
                 });
-                let found = machine.allotter.allot(at, home).map_err(|e| bad(&e))?.clone();
+                let found = machine.allotter.allot(at, layout).map_err(|e| bad(&e))?.clone();
                 if !is_an_experts(&placed.stream, machine.allotter.boxes()) {
                     return Err(bad(&format!("the stream of expert {number} does more than compute it")));
                 }
                 let rows = placed.stream.regions.first().map(|r| r.rows.clone());
-                if home != Home::Striped && Some(&found.rows) != rows.as_ref() {
+                if layout != DramLayout::Striped && Some(&found.rows) != rows.as_ref() {
                     return Err(bad(&format!(
                         "expert {number} lies in {rows:?}, and {:?} are free",
                         found.rows
@@ -303,11 +304,11 @@ impl Unit for DimmUnit {
         let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
         let set = self.sets.get(set as usize).and_then(Option::as_ref).ok_or_else(missing)?;
         let machine = self.machine.as_ref().ok_or_else(missing)?;
-        let home = to.map_or(Home::Striped, Home::Dimm);
-        machine.lock().unwrap_or_else(PoisonError::into_inner).relocate(set, expert, home)
+        let layout = to.map_or(DramLayout::Striped, DramLayout::Localized);
+        machine.lock().unwrap_or_else(PoisonError::into_inner).relocate(set, expert, layout)
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         match launch.code {
             Code::Builtin(Builtin::Streams { set, rows, k }) => {
                 if let Err(e) = self.run(launch, set as usize, rows, k) {
@@ -315,14 +316,14 @@ impl Unit for DimmUnit {
                 }
             }
             Code::Builtin(builtin) => {
-                // SAFETY: the caller's promise; the unit has one lane.
+                // SAFETY: the caller's promise; the unit has one thread.
                 if !unsafe { unit::copied(self, launch) } {
                     launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));
                 }
             }
             Code::Kernel(_) => {
                 let why =
-                    format!("step {} is a kernel, which no unit of the family `{NAME}` runs", launch.step);
+                    format!("step {} is a kernel, which no unit of the backend `{NAME}` runs", launch.step);
                 launch.fail(StepFault::Unit(Error::plan(why)));
             }
         }
@@ -357,10 +358,10 @@ fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), S
 /// The module of each expert of a layer when the first step begins, where experts are scheduled; −1: it lies over all of them.
 fn starts(program: &Program, layer: u32) -> Option<Vec<i32>> {
     let (_, of) = program.experts.of_layer(Some(layer)).filter(|_| !program.experts.policy.is_fixed())?;
-    Some(of.modules.clone())
+    Some(of.dimms.clone())
 }
 
-/// Whether a stream touches the rows of its expert and its boxes, and moves nothing to other modules.
+/// Whether a stream touches the rows of its expert and its boxes, and moves nothing to other DIMMs.
 fn is_an_experts(stream: &Stream, boxes: &Boxes) -> bool {
     let rows: Vec<_> = stream.regions.iter().skip(1).map(|r| &r.rows).collect();
     let moves = |op: &Op| matches!(op, Op::Relayout { .. } | Op::Migrate { .. });

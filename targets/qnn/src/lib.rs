@@ -1,20 +1,20 @@
-//! The QNN target family: static graphs for Qualcomm's Hexagon tensor processor (HTP).
+//! The QNN backend: static graphs for Qualcomm's Hexagon tensor processor (HTP).
 //!
 //! A [network](net) is one graph of fixed shapes. It begins with activations in f32 over quantised weights; what real rows
 //! make of it says how wide every activation is ([`ranges`]), and [`quant`] turns these into 16-bit codes. [`exec`]
 //! computes both forms, the quantised one in integers, and counts what saturates. [`onnx`] writes a network as QDQ ONNX
-//! and reads it back: no vendor library is needed for that; [`compose`] hands it to the library where that is installed. [`family`] is the row by which the compiler knows it.
+//! and reads it back: no vendor library is needed for that; [`compose`] hands it to the library where that is installed. [`backend`] is the row by which the compiler knows it.
 //!
 //! Invariant: this crate knows no model family.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
+pub mod backend;
 pub mod compose;
 pub mod emit;
 pub mod exec;
-pub mod family;
 pub mod net;
 pub mod onnx;
 pub mod quant;
 pub mod ranges;
 
-pub use family::Qnn;
+pub use backend::Qnn;

@@ -14,14 +14,14 @@ use std::collections::BTreeMap;
 pub const MARGINS: [f32; 10] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0];
 /// Bins of a power of two in a histogram of magnitudes.
 const BINS: i32 = 8;
-/// Powers of two of the smallest and largest magnitude that are told apart.
+/// Powers of two of the smallest and largest magnitude that are distinguished.
 const POWERS: (i32, i32) = (-24, 24);
 /// Share of a range that either end of it reaches in any case.
 const SLACK: f32 = 1.0 / 64.0;
 
 /// Observed range of an activation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct ObservedRange {
     /// Range of the rows that ranges are taken from.
     pub range: Range,
     /// Range of the rows that margins are measured on.
@@ -31,14 +31,14 @@ pub struct Seen {
     magnitudes: Vec<u64>,
 }
 
-impl Default for Seen {
+impl Default for ObservedRange {
     fn default() -> Self {
         let bins = (POWERS.1 - POWERS.0) * BINS + 1;
         Self { range: Range::default(), held: Range::default(), count: 0, magnitudes: vec![0; bins as usize] }
     }
 }
 
-impl Seen {
+impl ObservedRange {
     fn add(&mut self, reals: &[f32], held: bool) {
         let range = Range::of(reals.iter().copied());
         let of = if held { &mut self.held } else { &mut self.range };
@@ -96,7 +96,7 @@ fn bin(magnitude: f32) -> usize {
 /// Collects what was seen of every activation of a network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Watch {
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, ObservedRange>,
 }
 
 impl Watch {
@@ -113,7 +113,7 @@ impl Watch {
     }
 
     /// Observed ranges, by the name of the tensor.
-    pub fn seen(&self) -> &BTreeMap<String, Seen> {
+    pub fn seen(&self) -> &BTreeMap<String, ObservedRange> {
         &self.seen
     }
 
@@ -121,7 +121,7 @@ impl Watch {
     /// than 1: codes err, and what is often at the end of a range, as the lowest point of SiLU is, is then beyond it.
     pub fn ranges(&self, headroom: f32) -> Ranges {
         let last = MARGINS[MARGINS.len() - 1];
-        let of = |seen: &Seen| seen.all().widened(seen.margin().unwrap_or(last).max(headroom));
+        let of = |seen: &ObservedRange| seen.all().widened(seen.margin().unwrap_or(last).max(headroom));
         self.seen.iter().map(|(name, seen)| (name.clone(), of(seen))).collect()
     }
 }
@@ -130,8 +130,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn seen(range: &[f32], held: &[f32]) -> Seen {
-        let mut seen = Seen::default();
+    fn seen(range: &[f32], held: &[f32]) -> ObservedRange {
+        let mut seen = ObservedRange::default();
         seen.add(range, false);
         seen.add(held, true);
         seen
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_near_zero_asks_for_no_margin() {
+    fn an_end_near_zero_requests_no_margin() {
         let seen = seen(&[-0.001, 1.0], &[-0.01, 1.0]);
         assert_eq!((seen.margin(), seen.all().most), (Some(1.0), 1.0));
         assert!((seen.all().least + 1.001 / 64.0).abs() < 1e-6);

@@ -38,7 +38,7 @@ pub(super) struct Job {
 }
 
 impl Program {
-    /// Name for people: `golden`, `moec-ir`, `moec-runtime/flash`.
+    /// Name for people: `golden`, `moec-ir`, `moec-runtime/disk`.
     pub(super) fn name(&self) -> String {
         match (&*self.package, &*self.test) {
             ("moec", test) if !test.is_empty() && test != MAIN => test.to_owned(),
@@ -234,7 +234,7 @@ fn string(json: &str, key: &str) -> Option<String> {
     }
 }
 
-/// The jobs that were asked for, and the names of those that only `--all` runs.
+/// The jobs that were requested, and the names of those that only `--all` runs.
 pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<(Vec<Job>, Vec<String>), Failed> {
     let (mut jobs, mut groups) = (Vec::new(), BTreeSet::new());
     for program in programs {

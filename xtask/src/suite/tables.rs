@@ -12,7 +12,7 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ),
     ("replace", "real_builds_are_killed", "the moments are drawn from the time that one build takes"),
     (
-        "torment",
+        "fault_injection",
         "whatever_is_done_to_files_ends_in_an_error_or_in_order",
         "it has as many threads as there are cores",
     ),
@@ -29,8 +29,8 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
     ),
     (
         "aarch64",
-        "neurons_come_from_flash",
-        "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_flash` reads from flash here",
+        "neurons_come_from_disk",
+        "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_on_disk` reads from disk here",
     ),
     (
         "golden",
@@ -59,7 +59,7 @@ pub(super) const IN_PART: &[(&str, &str)] = &[
     ("moec-codegen/kernels", "seven eighths of the pairs of a kernel and a machine"),
     ("moec-cpu/amx", "half of the pairs of a kernel and a machine with tiles"),
     ("moec-codegen/object", "every second machine that has a part of the others' instructions"),
-    ("moec-codegen/simt", "two of three generations of each kernel in NVIDIA's assembler"),
+    ("moec-codegen/gpu", "two of three generations of each kernel in NVIDIA's assembler"),
     ("moec-import/import", "every second architecture of GGUF files of 2026"),
     ("qnn", "every second family on the emulator of Hexagon"),
     ("aarch64", "every second family in each format, and every second pair of formats against x86"),

@@ -46,7 +46,7 @@ const OTHER: &str = "test programs";
 /// One thread: process and thread number, and when it began.
 type Key = (u32, u32, u64);
 
-/// Samples the threads below this process until it is asked for the sum.
+/// Samples the threads below this process until the sum is requested.
 #[derive(Debug)]
 pub(super) struct Usage {
     stop: Arc<AtomicBool>,

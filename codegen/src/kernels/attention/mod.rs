@@ -1,8 +1,8 @@
 //! Attention with an online softmax over blocks of the KV cache.
 //!
 //! A work item holds a tile of queries: some rows, and all query heads that share a key-value head. Each
-//! block of tokens is met by the tile in groups of as many queries as the microkernel takes: scores are the
-//! product with panels of keys, results grow by the product of the weights with panels of values.
+//! block of tokens is processed by the tile in groups of as many queries as the microkernel takes: scores are the
+//! product with panels of keys, results accumulate the product of the weights with panels of values.
 //!
 //! With few rows, as in decoding, the tokens of the cache are cut into parts that are work items of their
 //! own; [`merge`] joins them. Parts follow from a row's position alone, never from the number of threads.
@@ -15,7 +15,7 @@ use super::cache::{self, BLOCK};
 use super::{GpuKernel, Kernel, Rule, amx};
 use crate::dsl::{I, Kb, P, TILE_CONFIG_BYTES};
 use crate::machine::Isa;
-use crate::spec::{Compute, Symbol};
+use crate::spec::{ComputeType, Symbol};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::Grid;
 use moec_ir::types::{Format, GROUP};
@@ -23,7 +23,7 @@ use moec_ir::types::{Format, GROUP};
 /// A maximum below every score: not infinite, so that differences of two are numbers.
 const LOWEST: f32 = -1e30;
 
-/// Most queries of a tile that meet q8 as f32, whatever was asked for.
+/// Most queries of a tile that are multiplied by q8 as f32, whatever was requested.
 const FEW: usize = 8;
 
 /// Shape, fixed at build time.
@@ -31,7 +31,7 @@ const FEW: usize = 8;
 struct Shape<'a> {
     d: &'a AttentionDesc,
     cache: Format,
-    compute: Compute,
+    compute: ComputeType,
     ctx: usize,
     rows: usize,
     splits: usize,
@@ -45,7 +45,7 @@ impl<'a> Shape<'a> {
         let shape = Self { d, cache, compute, ctx, rows, splits, q_ld, out_ld };
         let few = cache == Format::Q8 && !d.v_from_k && shape.queries() <= FEW;
         // Widening a block would take longer than its few queries do.
-        Self { compute: if few { Compute::F32 } else { compute }, ..shape }
+        Self { compute: if few { ComputeType::F32 } else { compute }, ..shape }
     }
 
     /// Query heads per key-value head.
@@ -61,18 +61,18 @@ impl<'a> Shape<'a> {
     /// Whether codes are multiplied as they are, with f32, and their scales on the results: fewest steps for a
     /// byte that comes from memory. Else they are widened first, once for all queries.
     fn direct(&self) -> bool {
-        self.cache == Format::Q8 && self.compute == Compute::F32 && !self.d.v_from_k
+        self.cache == Format::Q8 && self.compute == ComputeType::F32 && !self.d.v_from_k
     }
 
     /// Whether products run on tile registers: of tiles of several rows, in pairs of bf16.
     fn on_tiles(&self, isa: &Isa) -> bool {
-        isa.tiles && self.compute == Compute::Bf16 && self.rows > 1
+        isa.tiles && self.compute == ComputeType::Bf16 && self.rows > 1
     }
 
     /// Format of the panels that the microkernel reads: q8 is widened to what the queries are in.
     fn panels(&self) -> Format {
         match (self.cache, self.compute) {
-            (Format::Q8, Compute::Bf16) => Format::Bf16,
+            (Format::Q8, ComputeType::Bf16) => Format::Bf16,
             (Format::Q8, _) => Format::F32,
             (format, _) => format,
         }
@@ -81,7 +81,7 @@ impl<'a> Shape<'a> {
     /// Words of a query.
     fn query_words(&self) -> usize {
         match self.compute {
-            Compute::Bf16 => self.d.qk_dim.div_ceil(2),
+            ComputeType::Bf16 => self.d.qk_dim.div_ceil(2),
             // Absent channels of a group have the code zero.
             _ if self.direct() => self.d.qk_dim.next_multiple_of(GROUP),
             _ => self.d.qk_dim,
@@ -106,8 +106,8 @@ pub struct Attention {
     pub desc: AttentionDesc,
     /// Format of the states.
     pub cache: Format,
-    /// Form of queries and weights.
-    pub compute: Compute,
+    /// Format of queries and weights.
+    pub compute: ComputeType,
     /// Tokens of the states.
     pub ctx: usize,
     /// Token rows per work item.
@@ -167,7 +167,7 @@ impl Kernel for Attention {
             (
                 matches!(
                     (s.cache, s.compute),
-                    (_, Compute::F32) | (Format::Bf16 | Format::Q8, Compute::Bf16)
+                    (_, ComputeType::F32) | (Format::Bf16 | Format::Q8, ComputeType::Bf16)
                 ),
                 "an arithmetic that the cache is not stored for",
             ),
@@ -232,7 +232,7 @@ struct Scratch {
     ends: usize,
     maxima: usize,
     sums: usize,
-    fades: usize,
+    rescales: usize,
     scores: usize,
     /// Weights times the scales of a group of values.
     scaled: usize,
@@ -277,7 +277,7 @@ impl Scratch {
             ends: take(count),
             maxima: take(count),
             sums: take(count * lanes),
-            fades: take(group),
+            rescales: take(group),
             scores: take(group * score),
             scaled: take(if s.direct() { group * score } else { 0 }),
             outputs: take(held * output),

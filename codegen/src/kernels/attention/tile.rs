@@ -7,7 +7,7 @@ use crate::kernels::micro::{outer, pairs, product, variants, widened};
 use crate::kernels::panel::Panel;
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use moec_ir::types::{Format, GROUP};
 
 /// Steps of a product that are written out. A panel of tokens has a multiple of them.
@@ -47,7 +47,7 @@ impl<'k> Call<'_, 'k> {
             let block = self.block(token, reach, keys, values);
             match self.tile_config() {
                 Some(config) => self.meet_on_tiles(&block, count, config),
-                None => self.groups(count, |group| self.meet(&block, group)),
+                None => self.groups(count, |group| self.process_block(&block, group)),
             }
         });
         self.finish(first, end, head, part);
@@ -68,7 +68,7 @@ impl<'k> Call<'_, 'k> {
             let from = self.q.words(row * self.s.q_ld + head * d.qk_dim);
             let to = self.at(s.queries).words(query * s.query);
             match self.s.compute {
-                Compute::Bf16 => k.round_row(from, to, d.qk_dim),
+                ComputeType::Bf16 => k.round_row(from, to, d.qk_dim),
                 _ => k.copy(from, to, d.qk_dim),
             }
             if self.s.direct() {
@@ -91,7 +91,7 @@ impl<'k> Call<'_, 'k> {
         })
     }
 
-    /// The panels of the block at `token`, brought into their form where they are not.
+    /// The panels of the block at `token`, brought into their format where they are not.
     fn block(&self, token: I<'k>, reach: Vec<I<'k>>, keys: P<'k>, values: Option<P<'k>>) -> Block<'k> {
         let (k, d, isa, cached) = (self.k, self.s.d, &self.k.isa, self.s.cache);
         let wide = self.s.panels();
@@ -145,8 +145,8 @@ impl<'k> Call<'_, 'k> {
         }
     }
 
-    /// A group of queries meets a block.
-    fn meet(&self, block: &Block<'k>, group: Group<'k>) {
+    /// Processes a block of the cache for a group of queries.
+    fn process_block(&self, block: &Block<'k>, group: Group<'k>) {
         let (k, s, nr) = (self.k, &self.scratch, self.k.isa.nr);
         let ends = [k.i(i64::from(i32::MAX)), k.i(0)];
         let (mut lowest, mut last_lowest) = (ends[0], ends[1]);
@@ -169,7 +169,7 @@ impl<'k> Call<'_, 'k> {
                 || self.weights(block, [group.first, k.i(group.len as i64)], [first, end], false),
                 || self.weights(block, [group.first, k.i(group.len as i64)], [first, end], true),
             );
-            self.grow(block, group, [first, end]);
+            self.accumulate_pv(block, group, [first, end]);
         });
     }
 
@@ -199,7 +199,7 @@ impl<'k> Call<'_, 'k> {
         });
     }
 
-    /// Scores to weights `2^(score − maximum)`, in the form that the values are multiplied in; maxima, sums and
+    /// Scores to weights `2^(score − maximum)`, in the compute type of the values; maxima, sums and
     /// what is left of earlier results, of `len` queries from `queries` on. `masked`: a query may not attend to all of
     /// the columns.
     pub(super) fn weights(
@@ -210,7 +210,7 @@ impl<'k> Call<'_, 'k> {
         masked: bool,
     ) {
         let (k, s, lanes, nr) = (self.k, &self.scratch, self.k.lanes(), self.k.isa.nr);
-        let rough = self.s.compute == Compute::Bf16;
+        let rough = self.s.compute == ComputeType::Bf16;
         let factor = self.s.d.scale * LOG2_E;
         k.each(0, len, 1, |i| {
             let query = queries + i;
@@ -240,8 +240,8 @@ impl<'k> Call<'_, 'k> {
             let top = tops[0].max(tops[1]).lanes_max() * factor;
             let max = before.max(top);
             self.at(s.maxima).words(query).store(max);
-            let fade = (before - max).splat().exp2_down(false);
-            self.at(s.fades).words(i).store(fade.lane(0));
+            let rescale = (before - max).splat().exp2_down(false);
+            self.at(s.rescales).words(i).store(rescale.lane(0));
             let below = -max.splat();
             let sums = k.fold(first, end, nr, &[k.fv(0.0); 2], |column, sums| {
                 let weight = |(u, &sum): (usize, &F<'k>)| {
@@ -251,7 +251,7 @@ impl<'k> Call<'_, 'k> {
                     // What a query does not attend to counts nothing, be it what it may.
                     let weight = seen(column).map_or(weight, |seen| seen.pick(weight, k.fv(0.0)));
                     match self.s.compute {
-                        Compute::Bf16 => row.halves(column).store_bf16(weight, Span::Full),
+                        ComputeType::Bf16 => row.halves(column).store_bf16(weight, Span::Full),
                         _ => row.words(column).store(weight),
                     }
                     sum + weight
@@ -259,16 +259,16 @@ impl<'k> Call<'_, 'k> {
                 sums.iter().enumerate().map(weight).collect()
             });
             let at = self.at(s.sums).words(query * lanes);
-            at.store(at.load_vec(Span::Full).fma(fade, sums[0] + sums[1]));
+            at.store(at.load_vec(Span::Full).fma(rescale, sums[0] + sums[1]));
         });
     }
 
-    /// `output · fade + Σ weight · value` over columns `first .. end`, panel by panel of value channels.
-    fn grow(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2]) {
+    /// `output · rescale + Σ weight · value` over columns `first .. end`, panel by panel of value channels.
+    fn accumulate_pv(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2]) {
         let (k, s, nr, lanes) = (self.k, &self.scratch, self.k.isa.nr, self.k.lanes());
         let (format, direct) = (self.s.panels(), self.s.direct());
         let weights = match self.s.compute {
-            Compute::Bf16 => self.at(s.scores).halves(first),
+            ComputeType::Bf16 => self.at(s.scores).halves(first),
             _ if direct => self.at(s.scaled).words(first),
             _ => self.at(s.scores).words(first),
         };
@@ -283,8 +283,8 @@ impl<'k> Call<'_, 'k> {
             let output = |i: usize, half: usize| outputs.words(panel * nr).words(i * s.output + half * lanes);
             let sums = (0..group.len)
                 .flat_map(|i| {
-                    let fade = self.at(s.fades).words(i).load().splat();
-                    [0, 1].map(|half| output(i, half).load_vec(Span::Full) * fade)
+                    let rescale = self.at(s.rescales).words(i).load().splat();
+                    [0, 1].map(|half| output(i, half).load_vec(Span::Full) * rescale)
                 })
                 .collect();
             let from = values.bytes(panel * (size * BLOCK));
@@ -399,13 +399,13 @@ fn numbers<'k>(
     rows: &[P<'k>],
     panel: P<'k>,
     format: Format,
-    compute: Compute,
+    compute: ComputeType,
 ) -> impl Fn(I<'k>, usize, &mut [F<'k>]) {
     let nr = k.isa.nr;
     move |at, u, sums| {
         let from = panel.words(at * nr).words(u * nr);
         match (format, compute) {
-            (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, sums),
+            (Format::Bf16, ComputeType::Bf16) => pairs(k, rows, from, at, u, sums),
             (Format::Bf16, _) => {
                 for odd in 0..2 {
                     let rows: Vec<_> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();

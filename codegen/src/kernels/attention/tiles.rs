@@ -20,7 +20,7 @@ impl<'k> Call<'_, 'k> {
         self.s.on_tiles(&self.k.isa).then(|| self.at(self.scratch.config))
     }
 
-    /// All `count` queries meet a block.
+    /// Processes a block of the cache for all `count` queries.
     pub(super) fn meet_on_tiles(&self, block: &Block<'k>, count: I<'k>, config: P<'k>) {
         let k = self.k;
         k.each(0, count, amx::BLOCK, |first| {
@@ -76,7 +76,7 @@ impl<'k> Call<'_, 'k> {
         k.each(start, end, nr, |column| {
             let sums = Sums {
                 rows: self.at(s.queries).words(first * s.query),
-                apart: s.query,
+                row_stride: s.query,
                 weights: block.keys.bytes(column.div(k.i(nr as i64)) * block.key_panel),
                 steps: k.i((words / amx::STEP) as i64),
                 rest: words % amx::STEP,
@@ -89,7 +89,7 @@ impl<'k> Call<'_, 'k> {
         });
     }
 
-    /// `output · fade + Σ weight · value` over columns `start .. end`.
+    /// `output · rescale + Σ weight · value` over columns `start .. end`.
     fn grow_on_tiles(
         &self,
         block: &Block<'k>,
@@ -100,10 +100,10 @@ impl<'k> Call<'_, 'k> {
         let (k, s, nr) = (self.k, &self.scratch, self.k.isa.nr);
         let outputs = self.at(s.outputs).words(first * s.output);
         k.each(0, len, 1, |i| {
-            let fade = self.at(s.fades).words(i).load();
+            let rescale = self.at(s.rescales).words(i).load();
             // The maximum grows seldom after the first blocks.
-            k.when(k.f(1.0).gt(fade), || {
-                fade_row(k, outputs.words(i * s.output), fade.splat(), self.s.d.v_dim);
+            k.when(k.f(1.0).gt(rescale), || {
+                rescale_row(k, outputs.words(i * s.output), rescale.splat(), self.s.d.v_dim);
             });
         });
         let row_of_pairs = 4 * nr;
@@ -111,7 +111,7 @@ impl<'k> Call<'_, 'k> {
             let values = block.values.bytes(panel * (row_of_pairs * BLOCK / 2));
             let sums = Sums {
                 rows: self.at(s.scores).halves(start),
-                apart: s.score,
+                row_stride: s.score,
                 weights: values.bytes(start.div(k.i(2)) * row_of_pairs),
                 steps: (end - start).div(k.i(2 * amx::STEP as i64)),
                 rest: 0,
@@ -125,9 +125,9 @@ impl<'k> Call<'_, 'k> {
     }
 }
 
-fn fade_row<'k>(k: &'k Kb<'k>, row: P<'k>, fade: F<'k>, count: usize) {
+fn rescale_row<'k>(k: &'k Kb<'k>, row: P<'k>, rescale: F<'k>, count: usize) {
     k.each(0, count.next_multiple_of(k.lanes()), k.lanes(), |c| {
         let at = row.words(c);
-        at.store(at.load_vec(Span::Full) * fade);
+        at.store(at.load_vec(Span::Full) * rescale);
     });
 }

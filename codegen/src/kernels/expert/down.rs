@@ -9,7 +9,7 @@ use crate::kernels::routed::{Expert, expert};
 use crate::kernels::{GpuKernel, Kernel, Rule, neuron};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::{Compute, Product, RowForm, Symbol, packed_words};
+use crate::spec::{ComputeType, Product, RowFormat, Symbol, packed_words};
 use moec_ir::Bundle;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Grid, Layout};
@@ -27,7 +27,7 @@ pub struct ExpertDown {
     /// Format of the weight.
     pub format: Format,
     /// Compute type; `h` is packed accordingly.
-    pub compute: Compute,
+    pub compute: ComputeType,
     /// Row distance of `h`, in words.
     pub h_ld: usize,
     /// Whether the bias is there.
@@ -65,8 +65,8 @@ impl Kernel for ExpertDown {
 
     fn layout(&self, isa: &Isa) -> Option<Layout> {
         Some(match self.order {
-            WeightOrder::Neurons { sketch } => Layout::Neurons { sketch },
-            WeightOrder::Apart => Layout::Rests,
+            WeightOrder::Neurons { gate_bound } => Layout::Neurons { gate_bound },
+            WeightOrder::Split => Layout::UpDown,
             WeightOrder::Panels => Layout::Panels { nr: isa.nr as u32 },
         })
     }
@@ -106,18 +106,18 @@ impl Kernel for ExpertDown {
         let stored = Matrix { outputs: (hidden, false), depth: inter, format, compute, schedule };
         let panel = |e: &Expert<'k>, p: I<'k>, range, next| {
             let matrix = weights.load_address(e.id);
-            let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
-                let bundle = Bundle { format, hidden, sketch };
-                let rests = neuron::Rests { at: weights, first: e.id * inter };
-                let rests = (order == WeightOrder::Apart).then_some(rests);
-                let places = neuron::Places { k, bundle, inter, matrix, rests };
+            let panel = by_panels(stored.panel(k, matrix, p), order, written, |gate_bound, to| {
+                let bundle = Bundle { format, hidden, gate_bound };
+                let up_down = neuron::UpDownRows { at: weights, first: e.id * inter };
+                let up_down = (order == WeightOrder::Split).then_some(up_down);
+                let places = neuron::Places { k, bundle, inter, matrix, up_down };
                 neuron::panels::down(k, &places, inter, written, p, to);
             });
             let next = if order == WeightOrder::Panels { next } else { written };
             let columns = Columns::of(k, p, hidden, None);
             let at = |slot| h.words(slot * h_ld);
-            let results = columns.results(out, RowForm::f32(hidden));
-            let rows = PanelRows { range, at: &at, apart: Some(h_ld), next: Some(next), out: results };
+            let results = columns.results(out, RowFormat::f32(hidden));
+            let rows = PanelRows { range, at: &at, row_stride: Some(h_ld), next: Some(next), out: results };
             multiply(k, &panel, &rows, None, &|slot, sums| {
                 let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));
                 columns.store(sums, bias, None, out.words(slot * hidden));

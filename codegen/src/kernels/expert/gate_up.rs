@@ -9,14 +9,14 @@ use crate::kernels::routed::{Expert, expert};
 use crate::kernels::{GpuKernel, Kernel, Rule, fits, neuron};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::{Compute, Product, RowForm, Symbol, packed_words};
+use crate::spec::{ComputeType, Product, RowFormat, Symbol, packed_words};
 use moec_ir::Bundle;
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 
 /// `[x, dispatch i32, w (addresses [E] of GluPanels, of Panels without a gate), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
-/// of each active expert through gate and up. With [`WeightOrder::Apart`] the `E` addresses are those of gates, and
+/// of each active expert through gate and up. With [`WeightOrder::Split`] the `E` addresses are those of gates, and
 /// `E·I` addresses of up and down stand after them; [`ExpertDown`](crate::spec::ExpertDown) has these alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertGateUp {
@@ -29,15 +29,15 @@ pub struct ExpertGateUp {
     /// Format of the weight.
     pub format: Format,
     /// Compute type; `x` is packed accordingly.
-    pub compute: Compute,
+    pub compute: ComputeType,
     /// Row distance of `x`.
     pub x_ld: usize,
     /// Function that joins gate and up.
     pub glu: Glu,
     /// Whether the bias is there.
     pub bias: bool,
-    /// Form of the result: f32 or bf16.
-    pub out: RowForm,
+    /// Format of the result: f32 or bf16.
+    pub out: RowFormat,
     /// Order of the weight's panels.
     pub order: WeightOrder,
     /// Division of its work.
@@ -53,8 +53,8 @@ impl Kernel for ExpertGateUp {
         s.word("expert_gate_up").layout(self.layout).num("h", self.hidden).num("i", self.inter);
         s.word(self.format.name()).compute(self.compute).num("p", isa.nr).num("x", self.x_ld);
         s.flag("bias", self.bias).glu(self.glu);
-        if self.out != RowForm::f32(self.inter) {
-            s.form(self.out);
+        if self.out != RowFormat::f32(self.inter) {
+            s.row_format(self.out);
         }
         s.order(self.order).schedule(&self.schedule);
     }
@@ -65,7 +65,7 @@ impl Kernel for ExpertGateUp {
     }
 
     fn args(&self) -> usize {
-        4 + usize::from(self.bias) + usize::from(self.order == WeightOrder::Apart)
+        4 + usize::from(self.bias) + usize::from(self.order == WeightOrder::Split)
     }
 
     fn scratch_bytes(&self, isa: &Isa) -> usize {
@@ -77,8 +77,8 @@ impl Kernel for ExpertGateUp {
     fn layout(&self, isa: &Isa) -> Option<Layout> {
         let nr = isa.nr as u32;
         Some(match self.order {
-            WeightOrder::Neurons { sketch } => Layout::Neurons { sketch },
-            WeightOrder::Apart => Layout::Gates,
+            WeightOrder::Neurons { gate_bound } => Layout::Neurons { gate_bound },
+            WeightOrder::Split => Layout::Gates,
             WeightOrder::Panels if self.glu.is_gated() => Layout::GluPanels { nr },
             WeightOrder::Panels => Layout::Panels { nr },
         })
@@ -99,7 +99,7 @@ impl Kernel for ExpertGateUp {
         let mut rules = vec![
             (hidden > 0 && inter > 0, "an extent is zero"),
             (x_ld >= packed_words(hidden, compute), "rows overlap"),
-            (out.form != Compute::I8, "a panel has half a group of columns"),
+            (out.compute != ComputeType::I8, "a panel has half a group of columns"),
         ];
         rules.extend(multiplies(isa, format, compute, order, bias));
         rules.extend(fits(isa, out, inter, 1));
@@ -115,8 +115,8 @@ impl Kernel for ExpertGateUp {
             self;
         let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
         let bias = bias.then(|| k.arg(3));
-        let rests = (order == WeightOrder::Apart).then(|| k.arg(3));
-        let out = k.arg(3 + usize::from(bias.or(rests).is_some()));
+        let up_down = (order == WeightOrder::Split).then(|| k.arg(3));
+        let out = k.arg(3 + usize::from(bias.or(up_down).is_some()));
         let (both, gated) = (glu.projections() * inter, glu.is_gated());
         let tiles = panels(&k.isa, both, gated);
         let bytes = panel_bytes(&k.isa, hidden, format);
@@ -128,16 +128,16 @@ impl Kernel for ExpertGateUp {
         let stored = Matrix { outputs: (both, gated), depth: hidden, format, compute, schedule };
         let panel = |e: &Expert<'k>, p: I<'k>, rows: PanelRows<'_, 'k>, columns: &Columns<'k>| {
             let matrix = weights.load_address(e.id);
-            let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
-                let bundle = Bundle { format, hidden, sketch };
-                let rests = rests.map(|at| neuron::Rests { at, first: e.id * inter });
-                let places = neuron::Places { k, bundle, inter, matrix, rests };
+            let panel = by_panels(stored.panel(k, matrix, p), order, written, |gate_bound, to| {
+                let bundle = Bundle { format, hidden, gate_bound };
+                let up_down = up_down.map(|at| neuron::UpDownRows { at, first: e.id * inter });
+                let places = neuron::Places { k, bundle, inter, matrix, up_down };
                 neuron::panels::gate_up(k, &places, inter, written, p, to);
             });
             let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
             multiply(k, &panel, &PanelRows { next, ..rows }, None, &|slot, sums| {
                 let bias = bias.map(|b| columns.bias(k, b.words(e.id * both)));
-                columns.store_as(result.form, sums, bias, None, out.words(slot * result.ld));
+                columns.store_as(result.compute, sums, bias, None, out.words(slot * result.ld));
             });
         };
         let columns = |p| Columns::of(k, p, both, Some(glu));
@@ -150,7 +150,7 @@ impl Kernel for ExpertGateUp {
                 panel(
                     &e,
                     p,
-                    PanelRows { range: [e.first, e.end], at: &lies, apart: None, next, out },
+                    PanelRows { range: [e.first, e.end], at: &lies, row_stride: None, next, out },
                     &columns,
                 );
             });
@@ -167,7 +167,12 @@ impl Kernel for ExpertGateUp {
                 let columns = columns(p);
                 let at = |slot: I<'k>| to.words((slot - range[0]) * ld);
                 let out = columns.results(out, result);
-                panel(e, p, PanelRows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
+                panel(
+                    e,
+                    p,
+                    PanelRows { range, at: &at, row_stride: Some(ld), next: Some(next), out },
+                    &columns,
+                );
             },
         );
         finish(k, compute);

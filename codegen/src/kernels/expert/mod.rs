@@ -10,11 +10,11 @@ pub use gate_up::ExpertGateUp;
 use super::multiply::{self, on_tiles, panel_bytes};
 use super::panel::Panel;
 use super::routed::{Expert, expert};
-use super::{NO_NEURONS, NO_SKETCH, Rule, amx, can_multiply, unpack};
+use super::{NO_GATE_BOUND, NO_NEURONS, Rule, amx, can_multiply, unpack};
 use crate::dsl::{I, Kb, LINE, P};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::{Compute, packed_words};
+use crate::spec::{ComputeType, packed_words};
 use moec_ir::op::DispatchLayout;
 use moec_ir::types::Format;
 
@@ -26,18 +26,18 @@ pub enum WeightOrder {
     Panels,
     /// Neuron by neuron ([`Layout::Neurons`](moec_ir::plan::Layout)): panels are written to scratch.
     Neurons {
-        /// Whether bundles begin with a sketch.
-        sketch: bool,
+        /// Whether bundles begin with a gate bound.
+        gate_bound: bool,
     },
     /// Gates in rows ([`Layout::Gates`](moec_ir::plan::Layout)), up and down of every neuron anywhere: panels are written to
     /// scratch.
-    Apart,
+    Split,
 }
 
 impl WeightOrder {
-    /// Whether bundles begin with a sketch.
-    pub(crate) const fn sketch(self) -> bool {
-        matches!(self, Self::Neurons { sketch: true })
+    /// Whether bundles begin with a gate bound.
+    pub(crate) const fn gate_bound(self) -> bool {
+        matches!(self, Self::Neurons { gate_bound: true })
     }
 }
 
@@ -85,13 +85,13 @@ pub(crate) fn scratch_bytes(
     isa: &Isa,
     depth: usize,
     format: Format,
-    compute: Compute,
+    compute: ComputeType,
     order: WeightOrder,
     schedule: Schedule,
 ) -> (usize, usize) {
     match order {
         WeightOrder::Panels => (multiply::scratch_bytes(isa, depth, format, compute, schedule), 0),
-        WeightOrder::Neurons { .. } | WeightOrder::Apart => {
+        WeightOrder::Neurons { .. } | WeightOrder::Split => {
             let format = unpack::format(compute);
             let products = multiply::scratch_bytes(isa, depth, format, compute, schedule);
             (products.next_multiple_of(LINE), panel_bytes(isa, unpack::depth(depth), format))
@@ -99,7 +99,7 @@ pub(crate) fn scratch_bytes(
     }
 }
 
-/// The panel that is multiplied: the stored one, or one that `write(whether bundles have sketches, its format)` writes.
+/// The panel that is multiplied: the stored one, or one that `write(whether bundles have gate bounds, its format)` writes.
 fn by_panels<'k>(
     panel: Panel<'k>,
     order: WeightOrder,
@@ -108,9 +108,9 @@ fn by_panels<'k>(
 ) -> Panel<'k> {
     match order {
         WeightOrder::Panels => panel,
-        WeightOrder::Neurons { .. } | WeightOrder::Apart => {
+        WeightOrder::Neurons { .. } | WeightOrder::Split => {
             let format = unpack::format(panel.compute);
-            write(order.sketch(), format);
+            write(order.gate_bound(), format);
             // What was just written needs no fetching.
             Panel { weights: written, format, schedule: Schedule { ahead: 0, ..panel.schedule }, ..panel }
         }
@@ -124,19 +124,19 @@ fn gathered_ld(words: usize) -> usize {
 }
 
 /// Bytes of scratch of gathered rows, after those of products.
-pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Compute) -> usize {
+pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: ComputeType) -> usize {
     if on_tiles(isa, compute) { rows * gathered_ld(packed_words(hidden, compute)) * 4 } else { 0 }
 }
 
 /// Whether a machine multiplies the matrices of experts so.
-fn multiplies(isa: &Isa, format: Format, compute: Compute, order: WeightOrder, bias: bool) -> Vec<Rule> {
+fn multiplies(isa: &Isa, format: Format, compute: ComputeType, order: WeightOrder, bias: bool) -> Vec<Rule> {
     match order {
         WeightOrder::Panels => vec![can_multiply(isa, format, compute)],
-        WeightOrder::Neurons { .. } | WeightOrder::Apart => vec![
+        WeightOrder::Neurons { .. } | WeightOrder::Split => vec![
             can_multiply(isa, unpack::format(compute), compute),
-            (compute != Compute::I8, "panels of bytes out of neurons"),
+            (compute != ComputeType::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
-            (!order.sketch() || !format.is_grouped(), NO_SKETCH),
+            (!order.gate_bound() || !format.is_grouped(), NO_GATE_BOUND),
             (format.holds_neurons(), NO_NEURONS),
         ],
     }

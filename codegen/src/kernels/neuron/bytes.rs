@@ -1,6 +1,6 @@
 //! Parts of codes times rows of bytes: a vector of codes at a time, whose sums of products are scaled lane by lane.
 //!
-//! A row comes as `Quantise` writes it, group by group. Before it meets neurons it is written to scratch in the order in
+//! A row comes as `Quantise` writes it, group by group. Before it is multiplied by neurons it is written to scratch in the order in
 //! which their codes come out of memory, each vector with what its sums begin with and with the scales of its lanes, so that
 //! a vector of codes takes an instruction for each of: load, dot product, conversion, scale and sum.
 
@@ -130,7 +130,7 @@ impl Steps {
         }
     }
 
-    /// The sum of products of a part and a row in scratch. Lines so many bytes further are asked for meanwhile.
+    /// The sum of products of a part and a row in scratch. Lines so many bytes further are prefetched meanwhile.
     pub(super) fn dot<'k>(self, k: &'k Kb<'k>, part: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
         let (row, codes) = (part.at, self.count * self.code_bytes());
         let scales = part.scales.unwrap_or_else(|| row.bytes(codes));

@@ -1,10 +1,10 @@
 //! Columns of down of neurons that are active, wherever they lie.
 
 use super::numbers::Row;
-use super::{LIST, NEURONS, Places, Rests};
+use super::{LIST, NEURONS, Places, UpDownRows};
 use crate::dsl::{F, I, Kb, P};
 use crate::kernels::routed::expert;
-use crate::kernels::{Kernel, NO_NEURONS, NO_SKETCH, Rule};
+use crate::kernels::{Kernel, NO_GATE_BOUND, NO_NEURONS, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::bundle::{Bundle, Part};
@@ -19,7 +19,7 @@ const COLUMNS: usize = 1024;
 /// Neurons whose columns are added together.
 const TOGETHER: usize = 4;
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), awake i32, y out f32 [slots, H]]`: the columns of down of
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), active lists i32, y out f32 [slots, H]]`: the columns of down of
 /// the neurons that [`NeuronUp`](crate::spec::NeuronUp) found active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDown {
@@ -31,8 +31,8 @@ pub struct NeuronDown {
     pub inter: usize,
     /// Format of the weight.
     pub format: Format,
-    /// Whether there are sketches.
-    pub sketch: bool,
+    /// Whether there are gate bounds.
+    pub gate_bound: bool,
 }
 
 impl Kernel for NeuronDown {
@@ -42,7 +42,7 @@ impl Kernel for NeuronDown {
 
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         s.word("neuron_down").layout(self.layout).num("h", self.hidden).num("i", self.inter);
-        s.word(self.format.name()).flag("sketched", self.sketch);
+        s.word(self.format.name()).flag("bounded", self.gate_bound);
     }
 
     fn grid(&self, _isa: &Isa) -> Grid {
@@ -59,13 +59,13 @@ impl Kernel for NeuronDown {
     }
 
     fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(Layout::Neurons { sketch: self.sketch })
+        Some(Layout::Neurons { gate_bound: self.gate_bound })
     }
 
     fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         vec![
             (self.hidden > 0 && self.inter > 0, "an extent is zero"),
-            (!self.sketch || !self.format.is_grouped(), NO_SKETCH),
+            (!self.gate_bound || !self.format.is_grouped(), NO_GATE_BOUND),
             (self.format.holds_neurons(), NO_NEURONS),
         ]
     }
@@ -75,7 +75,7 @@ impl Kernel for NeuronDown {
     }
 }
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of Rests), awake i32, y out f32 [slots, H]]`: as
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown), active lists i32, y out f32 [slots, H]]`: as
 /// [`NeuronDown`](crate::spec::NeuronDown), of neurons that lie anywhere.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDownAt {
@@ -93,7 +93,7 @@ impl NeuronDownAt {
     /// The same, of neurons that lie block by block.
     fn in_blocks(&self) -> NeuronDown {
         let &Self { layout, hidden, inter, format } = self;
-        NeuronDown { layout, hidden, inter, format, sketch: false }
+        NeuronDown { layout, hidden, inter, format, gate_bound: false }
     }
 }
 
@@ -120,7 +120,7 @@ impl Kernel for NeuronDownAt {
     }
 
     fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(Layout::Rests)
+        Some(Layout::UpDown)
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
@@ -132,20 +132,20 @@ impl Kernel for NeuronDownAt {
     }
 }
 
-/// Adds the columns up. `apart`: neurons lie anywhere.
-fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, apart: bool) {
-    let &NeuronDown { layout, hidden, inter, format, sketch } = spec;
-    let [h, dispatch, weights, awake, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
-    let bundle = Bundle { format, hidden, sketch };
+/// Adds the columns up. `split`: neurons lie anywhere.
+fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
+    let &NeuronDown { layout, hidden, inter, format, gate_bound } = spec;
+    let [h, dispatch, weights, active_lists, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
+    let bundle = Bundle { format, hidden, gate_bound };
     let (blocks, width) = (inter.div_ceil(NEURONS), COLUMNS);
     let (whole, rest) = (hidden / width, hidden % width);
     k.expert_tiles(hidden.div_ceil(width), |active, tile| {
         let e = expert(dispatch, layout, active);
-        let rests = apart.then(|| Rests { at: weights, first: e.id * inter });
-        let matrix = if apart { weights } else { weights.load_address(e.id) };
-        let places = Places { k, bundle, inter, matrix, rests };
+        let up_down = split.then(|| UpDownRows { at: weights, first: e.id * inter });
+        let matrix = if split { weights } else { weights.load_address(e.id) };
+        let places = Places { k, bundle, inter, matrix, up_down };
         let (sums, ids) = (k.scratch(), k.scratch().words(width));
-        let count = gather(k, awake.words(active * (blocks * LIST)), blocks, ids);
+        let count = gather(k, active_lists.words(active * (blocks * LIST)), blocks, ids);
         let first = tile * (width / GROUP);
         let part = |columns: usize| {
             k.each(e.first, e.end, 1, |slot| {

@@ -1,33 +1,33 @@
 //! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these activate (PowerInfer-2, §4.1.2).
 //!
 //! Decoding waits for memory, so what counts is which bytes are read. [`NeuronUp`] reads the gates of a block of neurons, writes
-//! down those that any row activates, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have sketches,
-//! a gate is read only where its sketch does not prove it to be 0: the same bits come out. Where a predictor has spoken
+//! down those that any row activates, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have gate bounds,
+//! a gate is read only where its gate bound does not prove it to be 0: the same bits come out. Where a predictor has spoken
 //! ([`NeuronPredict`]), a gate is read only where it takes the neuron to be active: those it misses are lost, and nothing else differs.
 //!
 //! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
-mod apart;
 mod bytes;
 mod down;
+mod gate_bound;
 mod numbers;
 pub(crate) mod panels;
 mod places;
 mod predict;
-mod sketch;
+mod split;
 mod up;
 
-pub use apart::{NeuronGate, NeuronUpAt};
 pub use down::{NeuronDown, NeuronDownAt};
-pub(super) use places::{Places, Rests};
+pub(super) use places::{Places, UpDownRows};
 pub use predict::NeuronPredict;
+pub use split::{NeuronGate, NeuronUpAt};
 pub use up::NeuronUp;
 
 use super::routed::Expert;
 use crate::dsl::{F, I, Kb, LINE, P};
 use crate::machine::Isa;
-use crate::spec::Compute;
+use crate::spec::ComputeType;
 use bytes::Steps;
 use moec_ir::bundle::{Bundle, Part};
 use moec_ir::op::{Activation, Glu};
@@ -37,26 +37,26 @@ use numbers::{Row, dot};
 /// Neurons of a work item over gates and up.
 const NEURONS: usize = moec_ir::bundle::BLOCK;
 
-/// Bytes by which gates are asked for ahead.
+/// Bytes by which gates are prefetched ahead.
 const AHEAD: usize = 2048;
 
-/// Bytes of scratch for the neurons of a block whose sketches prove nothing.
+/// Bytes of scratch for the neurons of a block whose gate bounds prove nothing.
 const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
 
-/// Whether gate and up of neurons meet rows of `hidden` numbers in a form: f32 they always meet, bytes where codes come out of
+/// Whether gate and up of neurons multiply rows of `hidden` numbers in a compute type: f32 always, bytes where codes come out of
 /// memory by whole vectors.
-pub fn neurons_meet(isa: &Isa, format: Format, hidden: usize, compute: Compute) -> bool {
+pub fn neurons_multiply(isa: &Isa, format: Format, hidden: usize, compute: ComputeType) -> bool {
     match compute {
-        Compute::F32 => true,
-        Compute::I8 => Steps::new(isa, format, hidden).is_some(),
-        Compute::Bf16 => false,
+        ComputeType::F32 => true,
+        ComputeType::I8 => Steps::new(isa, format, hidden).is_some(),
+        ComputeType::Bf16 => false,
     }
 }
 
 /// Words of the list of a block: how many, then who.
 const LIST: usize = NEURONS + 1;
 
-/// Rows of an expert, in the form that meets its gates.
+/// Rows of an expert, in the format that its gates multiply.
 struct Rows<'k> {
     k: &'k Kb<'k>,
     x: P<'k>,
@@ -117,37 +117,37 @@ fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
 }
 
 /// Whether a predictor takes a neuron to be inactive of which it says so much. NaN does not.
-fn asleep<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
+fn predicted_inactive<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
     said.lt(k.f(0.0)).or(said.equals(k.f(0.0)))
 }
 
-/// Asks for the beginning of a row that is read soon: memory goes on by itself once it is read, and asking for all of
-/// it waits until so many lines can be asked for at once.
+/// Prefetches the beginning of a row that is read soon: memory goes on by itself once it is read, and prefetching all of
+/// it waits until so many lines can be requested at once.
 fn fetch_row(from: P<'_>) {
     (0..4).for_each(|line| from.beyond(line * LINE).prefetch());
 }
 
-/// Goes through neurons, and lists those of which `awake` is true: how many, then which. `who(i)` is the neuron of number
+/// Goes through neurons, and lists those of which `is_active` is true: how many, then which. `who(i)` is the neuron of number
 /// `i`.
 fn list<'k>(
     k: &'k Kb<'k>,
     count: I<'k>,
     to: P<'k>,
     who: impl Fn(I<'k>) -> I<'k>,
-    awake: impl FnOnce(I<'k>, I<'k>) -> I<'k>,
+    is_active: impl FnOnce(I<'k>, I<'k>) -> I<'k>,
 ) -> I<'k> {
     let found = k.fold(0, count, 1, &[k.i(0)], |i, found| {
         let neuron = who(i);
-        let awake = awake(i, neuron);
+        let is_active = is_active(i, neuron);
         // Who is not active is overwritten by who comes next.
         to.words(found[0] + 1).store_int(neuron.narrow());
-        vec![found[0] + awake.pick_int(k.i(1), k.i(0))]
+        vec![found[0] + is_active.pick_int(k.i(1), k.i(0))]
     });
     to.store_int(found[0].narrow());
     found[0]
 }
 
-/// What steps over gate and up know: [`up`], and where these lie apart its halves.
+/// What steps over gate and up know: [`up`], and where these are stored separately its halves.
 struct Call<'k> {
     k: &'k Kb<'k>,
     /// Rows, and the tokens of the slots.
@@ -165,9 +165,9 @@ struct Call<'k> {
 
 impl<'k> Call<'k> {
     fn new(k: &'k Kb<'k>, spec: &NeuronUp) -> Self {
-        let &NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu } = spec;
-        let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
-        let bundle = Bundle { format, hidden, sketch };
+        let &NeuronUp { layout, hidden, inter, format, compute, gate_bound, predicted, x_ld, glu } = spec;
+        let steps = if compute == ComputeType::I8 { Steps::new(&k.isa, format, hidden) } else { None };
+        let bundle = Bundle { format, hidden, gate_bound };
         let x = [k.arg(0), k.arg(1).words(layout.token())];
         Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps, predicted }
     }
@@ -182,7 +182,7 @@ impl<'k> Call<'k> {
     }
 
     /// Whether any row activates a neuron; what the gates give stays where the result will be.
-    fn wakes(
+    fn activates(
         &self,
         e: &Expert<'k>,
         places: &Places<'k>,
@@ -192,35 +192,37 @@ impl<'k> Call<'k> {
     ) -> I<'k> {
         let k = self.k;
         let gate = places.row(Part::Gate, neuron);
-        let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
+        let is_active = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, is_active| {
             let cell = self.hidden(slot, neuron);
             let g = if self.predicted {
                 // A gate of minus infinity: a row's result does not depend on what other rows activate.
-                let sleep = || cell.store(k.f(f32::NEG_INFINITY));
-                k.branch(asleep(k, cell.load()), sleep, || cell.store(rows.dot(&gate, slot, ahead)));
+                let skip = || cell.store(k.f(f32::NEG_INFINITY));
+                k.branch(predicted_inactive(k, cell.load()), skip, || {
+                    cell.store(rows.dot(&gate, slot, ahead))
+                });
                 cell.load()
             } else {
                 let g = rows.dot(&gate, slot, ahead);
                 cell.store(g);
                 g
             };
-            vec![silent(k, g, self.glu).pick_int(awake[0], k.i(1))]
+            vec![silent(k, g, self.glu).pick_int(is_active[0], k.i(1))]
         });
-        k.i(0).lt(awake[0])
+        k.i(0).lt(is_active[0])
     }
 
     /// Lists the neurons of a block that are taken to be active for any row.
     fn expected(&self, e: &Expert<'k>, places: &Places<'k>, [first, count]: [I<'k>; 2]) -> I<'k> {
         let k = self.k;
-        let awake = |_, neuron| {
-            let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
-                vec![asleep(k, self.hidden(slot, neuron).load()).pick_int(awake[0], k.i(1))]
+        let is_active = |_, neuron| {
+            let is_active = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, is_active| {
+                vec![predicted_inactive(k, self.hidden(slot, neuron).load()).pick_int(is_active[0], k.i(1))]
             });
-            let awake = k.i(0).lt(awake[0]);
-            k.when(awake, || fetch_row(places.part(Part::Gate, neuron)));
-            awake
+            let is_active = k.i(0).lt(is_active[0]);
+            k.when(is_active, || fetch_row(places.part(Part::Gate, neuron)));
+            is_active
         };
-        list(k, count, k.scratch(), |i| first + i, awake)
+        list(k, count, k.scratch(), |i| first + i, is_active)
     }
 
     /// Up of the neurons of a list, joined with their gates.
@@ -242,8 +244,8 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Whether neurons of a format have sketches under a gate: those of bytes and less would be no smaller, and a sketch bounds
+/// Whether neurons of a format have gate bounds under a gate: those of bytes and less would be no smaller, and a gate bound bounds
 /// gates from above, which says nothing where low ones activate.
-pub const fn neurons_sketched(format: Format, glu: Glu) -> bool {
+pub const fn has_gate_bounds(format: Format, glu: Glu) -> bool {
     !format.is_grouped() && glu.skips_below()
 }

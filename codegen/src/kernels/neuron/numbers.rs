@@ -54,7 +54,7 @@ impl<'k> Row<'k> {
         Self { scales: Some(scales), ..self }
     }
 
-    /// The codes of a sketch.
+    /// The codes of a gate bound.
     pub(super) fn codes(k: &'k Kb<'k>, hidden: usize, at: P<'k>) -> Self {
         Self { k, code: Code::Bytes, hidden, at, scales: None }
     }
@@ -122,7 +122,7 @@ impl<'k> Row<'k> {
         self.at.halves(column).load_halves()
     }
 
-    /// Asks for the line of a column, which need not be there, in a cache that holds many rows' lines.
+    /// Prefetches the line of a column, which need not be there, in a cache that holds many rows' lines.
     pub(super) fn fetch_column(&self, column: I<'k>) {
         let group = column.div(self.k.i(GROUP as i64));
         let within = column.rem(self.k.i(GROUP as i64)) * self.group_bytes();
@@ -130,7 +130,7 @@ impl<'k> Row<'k> {
         self.at.bytes(group * self.group_bytes() + within).prefetch_far();
     }
 
-    /// Asks for the lines of a group.
+    /// Prefetches the lines of a group.
     pub(super) fn fetch(&self, group: I<'k>) {
         let from = self.at.bytes(group * self.group_bytes());
         (0..self.group_bytes()).step_by(LINE).for_each(|line| from.beyond(line).prefetch());
@@ -144,7 +144,7 @@ impl<'k> Row<'k> {
     }
 }
 
-/// The sum of products of a part and a row of f32. Lines so many bytes further are asked for meanwhile.
+/// The sum of products of a part and a row of f32. Lines so many bytes further are prefetched meanwhile.
 pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
     let per_group = GROUP / k.lanes();
     // Scales take one chain for a group.

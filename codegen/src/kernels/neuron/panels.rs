@@ -1,6 +1,6 @@
 //! Panels out of bundles, for many rows: what lies neuron by neuron, in the order that matrix kernels multiply.
 //!
-//! A panel is written to scratch once for all rows that meet it, as those of grouped formats are ([`super::super::unpack`]).
+//! A panel is written to scratch once for all rows that are multiplied by it, as those of grouped formats are ([`super::super::unpack`]).
 //! Gate and up are turned, `lanes` neurons at a time; of down a strip of columns is taken as it lies.
 
 use super::Places;

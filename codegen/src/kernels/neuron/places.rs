@@ -2,9 +2,9 @@
 
 use super::numbers::Row;
 use crate::dsl::{I, Kb, P};
-use moec_ir::bundle::{BLOCK, Bundle, Part, Place};
+use moec_ir::bundle::{BLOCK, Bundle, Part, PartLayout};
 
-/// The neurons of an expert: block after block, or gates one after the other and the rest of each anywhere.
+/// The neurons of an expert: block after block, or gates one after the other and up and down of each anywhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'k> {
     pub(crate) k: &'k Kb<'k>,
@@ -13,13 +13,13 @@ pub(crate) struct Places<'k> {
     pub(crate) inter: usize,
     /// The first block, or the first gate.
     pub(crate) matrix: P<'k>,
-    /// Addresses of up and down, where they lie apart.
-    pub(crate) rests: Option<Rests<'k>>,
+    /// Addresses of up and down, where they are stored separately.
+    pub(crate) up_down: Option<UpDownRows<'k>>,
 }
 
 /// Addresses of up and down of the neurons of all experts, each followed by that of their scales where these lie by themselves.
 #[derive(Clone, Copy)]
-pub(crate) struct Rests<'k> {
+pub(crate) struct UpDownRows<'k> {
     pub(crate) at: P<'k>,
     /// Number of the expert's first neuron among these.
     pub(crate) first: I<'k>,
@@ -28,12 +28,12 @@ pub(crate) struct Rests<'k> {
 impl<'k> Places<'k> {
     /// Where a part of a neuron lies.
     pub(super) fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
-        match (self.rests, part) {
+        match (self.up_down, part) {
             (None, _) => self.in_block(part, neuron),
-            (Some(_), Part::Sketch | Part::Gate) => self.matrix.bytes(neuron * self.bundle.part_bytes()),
-            (Some(rests), Part::Up) => rests.of(self.bundle, neuron, 0),
-            (Some(rests), Part::Down) => {
-                rests.of(self.bundle, neuron, 0).bytes(self.bundle.rest_part_bytes())
+            (Some(_), Part::GateBound | Part::Gate) => self.matrix.bytes(neuron * self.bundle.part_bytes()),
+            (Some(up_down), Part::Up) => up_down.of(self.bundle, neuron, 0),
+            (Some(up_down), Part::Down) => {
+                up_down.of(self.bundle, neuron, 0).bytes(self.bundle.up_down_part_bytes())
             }
         }
     }
@@ -42,7 +42,7 @@ impl<'k> Places<'k> {
         let k = self.k;
         let i = neuron & k.i(BLOCK as i64 - 1);
         let first = neuron - i;
-        let Place { each, first: offset, pitch } = self.bundle.place(part);
+        let PartLayout { each, first: offset, pitch } = self.bundle.place(part);
         let there = match self.inter % BLOCK {
             0 => k.i(BLOCK as i64),
             _ => (k.i(self.inter as i64) - first).min(k.i(BLOCK as i64)),
@@ -53,10 +53,10 @@ impl<'k> Places<'k> {
     /// A part of a neuron, as numbers.
     pub(super) fn row(&self, part: Part, neuron: I<'k>) -> Row<'k> {
         let row = Row::part(self.k, self.bundle.format, self.bundle.hidden, self.part(part, neuron));
-        match (self.rests, part) {
-            (Some(rests), Part::Up | Part::Down) if self.bundle.scales_apart() => {
-                let scales = rests.of(self.bundle, neuron, 1);
-                let skip = if part == Part::Down { self.bundle.rest_scales_bytes() } else { 0 };
+        match (self.up_down, part) {
+            (Some(up_down), Part::Up | Part::Down) if self.bundle.has_split_scales() => {
+                let scales = up_down.of(self.bundle, neuron, 1);
+                let skip = if part == Part::Down { self.bundle.up_down_scales_bytes() } else { 0 };
                 row.with_scales(scales.bytes(skip))
             }
             _ => row,
@@ -64,9 +64,9 @@ impl<'k> Places<'k> {
     }
 }
 
-impl<'k> Rests<'k> {
+impl<'k> UpDownRows<'k> {
     /// Address `which` of a neuron.
     fn of(&self, bundle: Bundle, neuron: I<'k>, which: usize) -> P<'k> {
-        self.at.load_address((self.first + neuron) * bundle.rest_addresses() + which)
+        self.at.load_address((self.first + neuron) * bundle.up_down_addresses() + which)
     }
 }

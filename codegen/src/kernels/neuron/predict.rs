@@ -1,7 +1,7 @@
 //! What a predictor says of neurons, before their gates (PowerInfer-2, §2.2 and §4.1.2): [`moec_ir::Predictor`].
 //!
-//! The product of a row with a matrix of few rows lies in scratch until the neurons of a work item have met it; without that
-//! matrix they meet the row itself. A margin is what makes 0 the border.
+//! The product of a row with a matrix of few rows lies in scratch until the neurons of a work item have been multiplied by it; without that
+//! matrix they multiply the row itself. A margin is what makes 0 the border.
 
 use super::numbers::{Row, dot};
 use super::{AHEAD, Bundle, NEURONS};
@@ -30,7 +30,7 @@ struct Matrix<'k> {
 impl<'k> Matrix<'k> {
     /// Row `i`.
     fn row(&self, i: I<'k>) -> Row<'k> {
-        let pitch = Bundle { format: self.format, hidden: self.cols, sketch: false }.part_bytes();
+        let pitch = Bundle { format: self.format, hidden: self.cols, gate_bound: false }.part_bytes();
         Row::part(self.k, self.format, self.cols, self.at.bytes(i * pitch))
     }
 }
@@ -116,8 +116,8 @@ impl Kernel for NeuronPredict {
             k.each(from * NEURONS, last, 1, |neuron| {
                 let (row, margin) = (left.row(neuron), margins.words(neuron).load());
                 k.each(e.first, e.end, 1, |slot| {
-                    let meets = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
-                    let said = dot(k, &row, meets, Some(AHEAD)) + margin;
+                    let factor = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
+                    let said = dot(k, &row, factor, Some(AHEAD)) + margin;
                     h.words(slot * inter).words(neuron).store(said);
                 });
             });

@@ -10,7 +10,7 @@
 //! * the state becomes `Γ_last ⊙ S + Σ_j (k_j ⊙ Γ_last,j) d_jᵀ`.
 //!
 //! Decays are products of factors, never quotients: nothing overflows that does not row by row, and a factor of 0 or NaN reaches
-//! the rows after it alone. Sums over rows are written out, so that no row meets numbers of a later one.
+//! the rows after it alone. Sums over rows are written out, so that no row is combined with numbers of a later one.
 //!
 //! A chunk is short: the changes of a panel of columns stay in registers from the substitution on. Of `C` rows and states of
 //! 128 × 128 every row costs `3 · 128²` multiply-adds with the state, `128² / C` multiplications for its decay and `4 · 128 · C / 2`
@@ -194,7 +194,7 @@ impl<'k> Chunk<'_, 'k> {
         Decay::Head(all.splat())
     }
 
-    /// Asks for values and results of the rows, which the panels need later.
+    /// Prefetches values and results of the rows, which the panels need later.
     fn fetch(&self) {
         let (k, rule) = (self.k, self.rule);
         let column = self.head * rule.value;

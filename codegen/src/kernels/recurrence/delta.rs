@@ -2,7 +2,7 @@
 //! Networks*, equation 10).
 //!
 //! The columns of a head's state do not meet. A work item has a panel of them, which stays in the first-level cache from row to
-//! row, and goes over it twice: once for what the state says of the key, once to change it and to ask it the query. In decoding
+//! row, and goes over it twice: once for what the state says of the key, once to change it and to apply the query. In decoding
 //! every state is read and written once, which is what its memory allows.
 //!
 //! Of a prompt whole chunks of rows are computed together ([`chunk`]).

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = heat::WIDTH;
 /// Width of the column of names.
 const LEFT: f64 = 70.0;
-/// Colours of the page's style sheet for things that are told apart.
+/// Colours of the page's style sheet for things that are distinguished.
 const COLOURS: usize = 8;
 /// Files that are listed one by one.
 const FILES: usize = 12;

@@ -134,7 +134,7 @@ impl Machine {
             (None, None) => (figures.cores.max(1) as usize, "assumed"),
         };
         note("threads", threads.to_string(), source);
-        let memory = device.memories.iter().find(|m| Some(m.name.as_str()) == device.processor_memory());
+        let memory = device.memories.iter().find(|m| Some(m.name.as_str()) == device.cpu_memory());
         let memory = memory.and_then(|m| m.bandwidth.last()).filter(|b| b.rate() > 0.0);
         let held: u64 = plan.segments.iter().map(|s| s.bytes).sum::<u64>()
             + plan.states.iter().filter_map(moec_ir::plan::StateBuf::live_bytes).sum::<u64>();

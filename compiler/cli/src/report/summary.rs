@@ -98,7 +98,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
             ("layers", model.layers.to_string()),
             ("context", format!("{} tokens", model.max_context)),
             ("sequences", model.slots.to_string()),
-            ("processor", plan.target.cpu.clone()),
+            ("cpu", plan.target.cpu.clone()),
             ("manifest", bundle.manifest_sha256()[..12].to_owned()),
             ("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         ],
@@ -122,7 +122,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
     })
 }
 
-/// Roles of a layer that are told apart, with their names.
+/// Roles of a layer that are distinguished, with their names.
 const ROLES: [(&str, Role); 3] =
     [("attention", Role::Attention), ("mixer", Role::Mixer), ("experts", Role::Network)];
 
@@ -194,10 +194,10 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     Some(Cell { units, of: "experts" })
 }
 
-/// Contents of every memory: weights by class, those on flash apart, then what a run needs beside them.
+/// Contents of every memory: weights by class, those on disk apart, then what a run needs beside them.
 fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     let classes = classes(module);
-    let on_flash: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
+    let on_disk: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
     let mut sums: BTreeMap<(usize, &str), u64> = BTreeMap::new();
     let name = |m: usize| plan.memories.get(m).map_or("memory", |m| &m.name);
     let class = |segment: usize| {
@@ -208,20 +208,20 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     for (m, memory) in plan.memories.iter().enumerate().skip(1) {
         for resident in &memory.residents {
             let Some(segment) = plan.segments.get(resident.segment as usize) else { continue };
-            let (lead, ..) = segment.extents();
+            let (matrices, ..) = segment.extents();
             let bytes = match resident.matrices.len() as u64 {
                 0 => segment.bytes,
-                n => segment.bytes / u64::from(lead.max(1)) * n,
+                n => segment.bytes / u64::from(matrices.max(1)) * n,
             };
             *sums.entry((m, class(resident.segment as usize))).or_default() += bytes;
             *elsewhere.entry(resident.segment as usize).or_default() += bytes;
         }
     }
-    let mut flash: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut disk: BTreeMap<&str, u64> = BTreeMap::new();
     for (i, segment) in plan.segments.iter().enumerate() {
         let bytes = segment.bytes.saturating_sub(elsewhere.get(&i).copied().unwrap_or(0));
-        if on_flash.contains(&(i as u32)) {
-            *flash.entry(class(i)).or_default() += bytes;
+        if on_disk.contains(&(i as u32)) {
+            *disk.entry(class(i)).or_default() += bytes;
         } else {
             *sums.entry((0, class(i))).or_default() += bytes;
         }
@@ -236,14 +236,14 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     }
     *sums.entry((0, "scratch of a thread")).or_default() += plan.scratch_bytes;
     let frames = plan.paging.as_ref().and_then(moec_ir::paging::Paging::cache_bytes);
-    *sums.entry((0, "frames for experts of the flash")).or_default() += frames.unwrap_or(0);
+    *sums.entry((0, "frames for experts on disk")).or_default() += frames.unwrap_or(0);
     let held = sums.into_iter().map(|((m, what), bytes)| Part {
         memory: name(m).to_owned(),
         what: what.to_owned(),
         bytes,
     });
-    let stays = flash.into_iter().map(|(what, bytes)| Part {
-        memory: "flash".to_owned(),
+    let stays = disk.into_iter().map(|(what, bytes)| Part {
+        memory: "disk".to_owned(),
         what: what.to_owned(),
         bytes,
     });

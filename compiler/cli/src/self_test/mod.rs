@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use trial::{Found, Trials};
+use trial::{TrialResult, Trials};
 
 /// Build and run a small model to check this installation
 ///
@@ -40,7 +40,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         fs::write(path, "").map_err(|e| io_error("write", path, &e))?;
     }
     let trials = Trials::new()?;
-    let tried = trials.processor(progress);
+    let tried = trials.cpu(progress);
     let mut right = true;
     if let Some(path) = &args.report {
         let report = report::write(&trials, tried.as_ref(), progress);
@@ -81,7 +81,7 @@ fn version() -> String {
     format!("moec {} on {}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS)
 }
 
-fn line(f: &Found) -> String {
+fn line(f: &TrialResult) -> String {
     let rate = f.tokens_per_s.map_or("no rate".to_owned(), |r| format!("{r:.0} tokens/s"));
     let (same, all) = f.tokens;
     format!(
@@ -95,7 +95,7 @@ fn line(f: &Found) -> String {
     )
 }
 
-fn value(f: &Found) -> Value {
+fn value(f: &TrialResult) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "machine": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_line_says_what_is_wrong() {
-        let wrong = Found {
+        let wrong = TrialResult {
             cpu: "c".into(),
             features: vec![],
             build_s: 1.0,

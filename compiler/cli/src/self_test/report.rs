@@ -3,12 +3,12 @@
 //! It is written to be read by a person and sent to others. What it says of the machine is what its maker sells: names of the CPU
 //! and of units, their figures. Texts of failures lose folders and the names of user and host ([`Private`]).
 
-use super::trial::{Found, Trial, Trials, object};
-use crate::profile_device::processor_name;
+use super::trial::{Trial, TrialResult, Trials, object};
+use crate::profile_device::cpu_name;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result};
-use moec_device::{BUILT_IN, Device, Unit, UnitKind};
-use moec_targets::families;
+use moec_device::{BUILT_IN, Device, DeviceUnit, UnitKind};
+use moec_targets::backends;
 use serde_json::{Map, Value, json};
 use std::env;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ const TIMED: [&str; 2] = ["64", "64"];
 /// Name of the device file that is measured.
 const MEASURED: &str = "self-test";
 /// The CPU, as a unit of the report.
-const PROCESSOR: &str = "cpu";
+const CPU: &str = "cpu";
 
 /// Report.
 pub(super) struct Report {
@@ -40,21 +40,21 @@ impl Report {
     }
 }
 
-/// Tries every unit; `processor`: what came of the CPU's trial.
-pub(super) fn write(trials: &Trials, processor: Result<&Found, &Error>, progress: &Progress) -> Report {
+/// Tries every unit; `cpu`: what came of the CPU's trial.
+pub(super) fn write(trials: &Trials, cpu: Result<&TrialResult, &Error>, progress: &Progress) -> Report {
     let private = Private::of_this_machine();
-    let mut units = vec![match processor {
+    let mut units = vec![match cpu {
         Ok(found) => entry(trials, None, found, &private),
-        Err(e) => failed(PROCESSOR, e, &private),
+        Err(e) => failed(CPU, e, &private),
     }];
     progress.stage("Measuring", "this machine");
-    let card = families::bench().map(drop);
+    let gpu = backends::bench().map(drop);
     let mut profile = trials.moec();
     profile.args(["profile-device", "--quiet", "--json", "--name", MEASURED]);
-    profile.args(card.is_ok().then_some("--gpu")).arg(trials.folder());
+    profile.args(gpu.is_ok().then_some("--gpu")).arg(trials.folder());
     let measured = object(&mut profile);
     let file = trials.folder().join(format!("{MEASURED}.toml"));
-    units.push(match (card, &measured) {
+    units.push(match (gpu, &measured) {
         (Err(e), _) => {
             json!({"unit": UnitKind::Gpu.name(), "state": "missing", "why": private.out_of(&said(&e))})
         }
@@ -82,7 +82,7 @@ pub(super) fn write(trials: &Trials, processor: Result<&Found, &Error>, progress
         "version": env!("CARGO_PKG_VERSION"),
         "machine": format!("{}-{}", env::consts::ARCH, env::consts::OS),
         "system": system(),
-        "processor": processor_name(),
+        "cpu": cpu_name(),
         "units": units,
         "figures": figures,
     });
@@ -100,7 +100,7 @@ fn with_graphs() -> Option<&'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).find(|name| has(name))
 }
 
-fn unit(device: &Device, kind: UnitKind) -> Option<&Unit> {
+fn unit(device: &Device, kind: UnitKind) -> Option<&DeviceUnit> {
     device.units.iter().find(|unit| unit.kind == kind)
 }
 
@@ -118,7 +118,7 @@ fn tried(trials: &Trials, target: &OsStr, kind: UnitKind, private: &Private, pro
 }
 
 /// Entry of a unit whose bundle was built and ran.
-fn entry(trials: &Trials, unit: Option<&str>, found: &Found, private: &Private) -> Value {
+fn entry(trials: &Trials, unit: Option<&str>, found: &TrialResult, private: &Private) -> Value {
     let bundle = trials.bundle(unit);
     let part = |command: &mut Command, shorten: fn(&Value) -> Value| match object(command) {
         Ok(value) => (true, shorten(&value)),
@@ -130,7 +130,7 @@ fn entry(trials: &Trials, unit: Option<&str>, found: &Found, private: &Private) 
     bench.args(["bench", "--json", "--prompt", TIMED[0], "--gen", TIMED[1]]);
     let (times, bench) = part(&mut bench, Value::clone);
     json!({
-        "unit": unit.unwrap_or(PROCESSOR),
+        "unit": unit.unwrap_or(CPU),
         "state": if verifies && times { found.verdict() } else { "failed" },
         "cpu": found.cpu,
         "features": found.features,

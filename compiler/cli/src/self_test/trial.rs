@@ -46,7 +46,7 @@ pub(super) struct Trial<'a> {
 }
 
 /// Result of a trial.
-pub(super) struct Found {
+pub(super) struct TrialResult {
     pub(super) cpu: String,
     pub(super) features: Vec<String>,
     pub(super) build_s: f64,
@@ -61,7 +61,7 @@ pub(super) struct Found {
     pub(super) others: Option<Others>,
 }
 
-impl Found {
+impl TrialResult {
     /// Whether it computes what it should. A unit that rounds more than the reference may choose another token where two are
     /// almost as likely.
     pub(super) fn is_right(&self) -> bool {
@@ -110,7 +110,7 @@ impl Trials {
     ///
     /// # Errors
     /// A step that fails, with what it said.
-    pub(super) fn processor(&self, progress: &Progress) -> Result<Found> {
+    pub(super) fn cpu(&self, progress: &Progress) -> Result<TrialResult> {
         self.of(&Trial { target: OsStr::new(NATIVE), unit: None, near: NEAR }, progress)
     }
 
@@ -118,7 +118,7 @@ impl Trials {
     ///
     /// # Errors
     /// A step that fails, with what it said.
-    pub(super) fn of(&self, trial: &Trial<'_>, progress: &Progress) -> Result<Found> {
+    pub(super) fn of(&self, trial: &Trial<'_>, progress: &Progress) -> Result<TrialResult> {
         let bundle = self.bundle(trial.unit);
         progress.stage("Building", "a model of 6 million parameters");
         let model = self.folder().join("model.toml");
@@ -153,7 +153,7 @@ impl Trials {
         let file = self.folder().join("logits.safetensors");
         ran(self.run(&bundle).args(["logits", "--ids", &list(prompt), "--out"]).arg(&file))?;
         let target = Bundle::open(&bundle)?.plan.target;
-        Ok(Found {
+        Ok(TrialResult {
             cpu: target.cpu,
             features: target.features,
             build_s,
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_wrong_token_or_logit_is_wrong() {
-        let found = |same: usize, distance: f32, near: f32| Found {
+        let found = |same: usize, distance: f32, near: f32| TrialResult {
             cpu: "c".into(),
             features: vec![],
             build_s: 1.0,

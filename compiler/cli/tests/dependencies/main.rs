@@ -31,7 +31,7 @@ const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that name one, and why.
 const NAMERS: [(&str, &str); 9] = [
-    ("codegen/src/simt/mod.rs", "LLVM's triple of PTX"),
+    ("codegen/src/gpu/mod.rs", "LLVM's triple of PTX"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
     ("compiler/simulate/src/", "systems of NPUMoE's tables"),
     ("compiler/targets/", "the rows"),

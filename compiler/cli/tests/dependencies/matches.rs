@@ -31,7 +31,7 @@ const MATCHERS: [(&str, &str, &str); 28] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
     ("codegen/src/pack/", "Format", "order and rounding of packed weights"),
-    ("codegen/src/simt/", "Format", "code that reads each format on GPUs"),
+    ("codegen/src/gpu/", "Format", "code that reads each format on GPUs"),
     ("compiler/cli/src/report/speed.rs", "Op", "which steps read the cache, in an estimate for users"),
     ("compiler/cli/src/explain.rs", "Op", "which weights are matrices, in a table for users"),
     ("compiler/config/src/lib.rs", "Format", "names of formats in `model.toml`"),
@@ -52,10 +52,10 @@ const MATCHERS: [(&str, &str, &str); 28] = [
     ("targets/cpu/src/select.rs", "Op", "kernels by operator"),
     ("targets/cpu/src/tune.rs", "KernelSpec", "operands of a kernel that is measured"),
     ("targets/cuda/src/lib.rs", "Op", "operators that stay on the CPU"),
-    ("targets/family/src/find/", "Op", "parts of a model, recognised by their operators"),
+    ("targets/backend/src/find/", "Op", "parts of a model, recognised by their operators"),
     ("targets/mirror/src/lib.rs", "Op", "operators that stay on the CPU"),
-    ("targets/ndp/src/family", "Op", "operators in NDP command streams"),
-    ("targets/qnn/src/family/", "Op", "operators in QNN's"),
+    ("targets/ndp/src/backend", "Op", "operators in NDP command streams"),
+    ("targets/qnn/src/backend/", "Op", "operators in QNN's"),
 ];
 
 /// The enums that a file matches on.
@@ -63,7 +63,7 @@ const MATCHERS: [(&str, &str, &str); 28] = [
 struct Matches {
     /// Types of the `impl` blocks around the current item: name and first segment of the path.
     of: Vec<[String; 2]>,
-    /// Imported names, each with its name at home and the crate.
+    /// Imported names, each with its name in its crate, and the crate.
     imports: BTreeMap<String, [String; 2]>,
     /// Last but one and first segments of the paths of patterns.
     found: BTreeSet<[String; 2]>,
@@ -84,8 +84,8 @@ impl Matches {
         self.found.iter().any(|[name, first]| {
             let [name, from] = self.imports.get(name).map_or([name, first], |[name, from]| [name, from]);
             // In its own crate an enum has no other of its name.
-            let is_at_home = file.starts_with(&closed.module[..=closed.module.find('/').unwrap()]);
-            name == closed.name && closed.from.is_none_or(|c| from == c || is_at_home)
+            let is_in_crate = file.starts_with(&closed.module[..=closed.module.find('/').unwrap()]);
+            name == closed.name && closed.from.is_none_or(|c| from == c || is_in_crate)
         })
     }
 

@@ -1,8 +1,8 @@
 //! Containers: the forms in which checkpoints are published, one row and one folder each.
 
-pub(crate) mod asked;
 mod folder;
 mod gguf;
+pub(crate) mod requested;
 mod safetensors;
 
 use super::config::Config;
@@ -37,7 +37,7 @@ pub fn find(path: &Path) -> Option<&'static Kind> {
     CONTAINERS.into_iter().find(|kind| (kind.is)(path))
 }
 
-/// Opens what lies at a path, if `fits` takes its configuration, which is asked before the weights are looked at.
+/// Opens what lies at a path, if `fits` takes its configuration, which is checked before the weights are.
 ///
 /// # Errors
 /// None of [`CONTAINERS`] is there, or it is damaged; those of `fits`.
@@ -123,7 +123,7 @@ pub trait Container: fmt::Debug + Send + Sync {
     }
 
     /// Recorder of the requested tensors, where there are none.
-    fn asked(&self) -> Option<&asked::Asked> {
+    fn requested(&self) -> Option<&requested::Requested> {
         None
     }
 

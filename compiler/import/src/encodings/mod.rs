@@ -34,12 +34,12 @@ pub struct Same {
     /// The format.
     pub format: Format,
     /// Conversion to its numbers.
-    pub taken: Taken,
+    pub taken: Conversion,
 }
 
 /// Conversion of stored numbers.
 #[derive(Clone, Copy, Debug)]
-pub enum Taken {
+pub enum Conversion {
     /// As they are, if this says of their bytes that all are finite.
     Whole(fn(&[u8]) -> bool),
     /// As codes and scales.
@@ -61,7 +61,7 @@ impl Encoding {
     }
 }
 
-/// The element that could not be decoded to a finite number: its index among those asked for.
+/// The element that could not be decoded to a finite number: its index among those requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFinite {
     /// Position in the output.

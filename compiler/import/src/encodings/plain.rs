@@ -1,6 +1,6 @@
 //! The IEEE formats: f32, f16, and bf16.
 
-use super::{Encoding, Same, Taken};
+use super::{Conversion, Encoding, Same};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use moec_ir::Format;
@@ -12,7 +12,7 @@ pub const F32: Encoding = Encoding {
     bytes: 4,
     same: Some(Same {
         format: Format::F32,
-        taken: Taken::Whole(|stored| {
+        taken: Conversion::Whole(|stored| {
             // The largest magnitude, as an integer: a loop that vectorises. Signed, which SSE2 can compare.
             let largest = |m: i32, b: &[u8; 4]| m.max(i32::from_le_bytes(*b) & i32::MAX);
             stored.as_chunks().0.iter().fold(0, largest) < f32::INFINITY.to_bits().cast_signed()
@@ -33,7 +33,7 @@ pub const BF16: Encoding = Encoding {
     bytes: 2,
     same: Some(Same {
         format: Format::Bf16,
-        taken: Taken::Whole(|stored| halves_below(bf16::INFINITY.to_bits().cast_signed(), stored)),
+        taken: Conversion::Whole(|stored| halves_below(bf16::INFINITY.to_bits().cast_signed(), stored)),
     }),
     decode: |stored, _, out| {
         for (x, b) in out.iter_mut().zip(stored.as_chunks().0) {
@@ -50,7 +50,7 @@ pub const F16: Encoding = Encoding {
     bytes: 2,
     same: Some(Same {
         format: Format::F16,
-        taken: Taken::Whole(|stored| halves_below(f16::INFINITY.to_bits().cast_signed(), stored)),
+        taken: Conversion::Whole(|stored| halves_below(f16::INFINITY.to_bits().cast_signed(), stored)),
     }),
     decode: |stored, _, out| {
         let mut block = [f16::ZERO; 128];
@@ -102,7 +102,7 @@ mod tests {
         let cases: [(Encoding, Bytes<'_>, f32); 3] =
             [(F32, &f32s, f32::MAX), (BF16, &bf16s, bf16::MAX.to_f32()), (F16, &f16s, f16::MAX.to_f32())];
         for (row, to, largest) in cases {
-            let Taken::Whole(all_finite) = row.same.unwrap().taken else { panic!("{}", row.title) };
+            let Conversion::Whole(all_finite) = row.same.unwrap().taken else { panic!("{}", row.title) };
             let all = |x: f32| [to(1.0).repeat(70), to(x), to(-2.0).repeat(3)].concat();
             assert!([0.0, -0.0, largest, -largest].iter().all(|&x| all_finite(&all(x))));
             let bad = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN];

@@ -56,7 +56,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let mut weights = b.experts(&format!("{at}.experts"), PROJ, Fused::OutIn, &experts, &inner, glu)?;
         // What an expert gives is multiplied by a number of its own.
         let by = b.tensors.take(&format!("{at}.router.per_expert_scale"), &[&experts])?;
-        weights.down = WeightExpr::ScaleLead { of: Box::new(weights.down), by: Box::new(by) };
+        weights.down = WeightExpr::ScaleMatrices { of: Box::new(weights.down), by: Box::new(by) };
         let mut moe = b.simple_moe(&format!("{at}.router.proj"), router, &experts, weights)?;
         let scale = b.tensors.take(&format!("{at}.router.scale"), &[&b.hidden])?;
         moe.logits.weight = WeightExpr::ScaleCols { of: Box::new(moe.logits.weight), by: Box::new(scale) };

@@ -16,7 +16,7 @@ const HOPS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time that a piece may take, of [`PIECE`] bytes at most.
 const PIECE_PATIENCE: Duration = Duration::from_mins(10);
-/// Bytes that one request asks for: a line that stalls is noticed after it, and what has come stays.
+/// Bytes that one request requests: a line that stalls is noticed after it, and what has come stays.
 pub(super) const PIECE: u64 = 256 << 20;
 
 /// A file as the hub lists it.
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Asks, and follows redirections. The token goes to the hub alone.
-    fn ask(&self, url: &str, range: Option<(u64, u64)>) -> Result<Response<Body>, Broken> {
+    fn request(&self, url: &str, range: Option<(u64, u64)>) -> Result<Response<Body>, Broken> {
         let mut url = url.to_owned();
         for _ in 0..=HOPS {
             let mut request = self.agent.get(&url);
@@ -125,7 +125,7 @@ impl Client {
     pub(super) fn list(&self, name: &Name) -> Result<Listing> {
         let revision = name.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.id());
-        let mut response = self.ask(&url, None).map_err(|broken| self.unreachable(broken))?;
+        let mut response = self.request(&url, None).map_err(|broken| self.unreachable(broken))?;
         if response.status().as_u16() != 200 {
             return Err(self.refusal(name, &response));
         }
@@ -145,14 +145,14 @@ impl Client {
         (from, to): (u64, u64),
     ) -> Result<impl Read + use<>, Broken> {
         let url = format!("{}/{}/resolve/{commit}/{file}", self.endpoint, name.id());
-        let response = self.ask(&url, Some((from, to - 1)))?;
+        let response = self.request(&url, Some((from, to - 1)))?;
         let status = response.status().as_u16();
         match status {
             206 => {
                 let said = header(&response, "content-range").unwrap_or_default();
                 if !said.starts_with(&format!("bytes {from}-")) {
                     return Err(Broken::Said(Error::environment(format!(
-                        "the hub sends another part of `{file}` than was asked for"
+                        "the hub sends another part of `{file}` than was requested"
                     ))));
                 }
             }

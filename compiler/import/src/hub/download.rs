@@ -42,7 +42,7 @@ pub(super) fn all(
     files.iter().try_for_each(|f| repo.link(commit, &f.name, f.hash.text()).map(|_| ()))
 }
 
-/// Blobs get their names when they were checked, so that the size is all there is to ask.
+/// Blobs get their names when they were checked, so that only the size has to be checked.
 fn is_whole(blob: &Path, bytes: u64) -> bool {
     fs::metadata(blob).is_ok_and(|m| m.is_file() && m.len() == bytes)
 }

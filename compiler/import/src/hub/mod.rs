@@ -48,7 +48,7 @@ const NAMED: usize = 8;
 /// offline, a model that is not in the cache.
 pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let repo = Repo::of(name)?;
-    if offline || asked_for("HF_HUB_OFFLINE") {
+    if offline || is_requested("HF_HUB_OFFLINE") {
         return from_cache(name, &repo);
     }
     let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|e| !e.is_empty());
@@ -78,7 +78,7 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
 }
 
 /// Whether a variable is set to something that means yes.
-fn asked_for(var: &str) -> bool {
+fn is_requested(var: &str) -> bool {
     std::env::var(var).is_ok_and(|v| ["1", "true", "yes", "on"].contains(&v.to_ascii_lowercase().as_str()))
 }
 

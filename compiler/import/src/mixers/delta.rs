@@ -1,9 +1,9 @@
 //! Linear attention by the gated delta rule, as Qwen3-Next has it (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*): a short
 //! convolution, a state that decays and is corrected token by token, and a gate on what it says.
 
-use super::{Kept, Mix};
+use super::{Mix, StateSize};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel, taps};
 use moec_base::error::Result;
@@ -86,12 +86,12 @@ impl Mix for GatedDelta {
             .collect()
     }
 
-    fn kept(&self) -> Kept {
+    fn kept(&self) -> StateSize {
         let state = self.heads * self.key * self.value;
-        Kept { folded: (state + (self.taps - 1) * self.channels()) as u64, ..Kept::default() }
+        StateSize { folded: (state + (self.taps - 1) * self.channels()) as u64, ..StateSize::default() }
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let (x, at) = (rows.normed, format!("{at}.mixer"));
         let places = [Graph::POS.into(), Graph::SLOT.into()];
         let mixed = l.linear(&format!("{at}.qkv"), WeightClass::Attention, &self.qkv, x)?;
@@ -106,7 +106,7 @@ impl Mix for GatedDelta {
         // x / √(Σ x² + ε) is x / √(mean x² + ε / K) / √K; the query is divided by √K once more.
         let width = self.key as f32;
         let eps = EPS / width;
-        let mut unit = |(start, len): (usize, usize), factor: f32| -> Built {
+        let mut unit = |(start, len): (usize, usize), factor: f32| -> LowerResult {
             let part = l.g.one(slice(start, len), &[mixed.into()])?;
             let part = l.g.one(Op::RmsNorm { eps, groups: self.key_heads, weight: false }, &[part.into()])?;
             l.g.one(Op::Scale { factor }, &[part.into()])
@@ -148,7 +148,7 @@ fn path<'a>(
     class: WeightClass,
     maps: &'a [Projection],
     x: ValueId,
-) -> Built {
+) -> LowerResult {
     maps.iter().enumerate().try_fold(x, |x, (i, map)| {
         let last = i + 1 == maps.len();
         l.linear(&if last { name.to_owned() } else { format!("{name}.low") }, class, map, x)

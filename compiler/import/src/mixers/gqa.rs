@@ -2,9 +2,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::delta::rows_of_heads;
-use super::{Kept, Mix};
+use super::{Mix, StateSize};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::rope;
 use crate::spec::{Projection, Rope};
 use crate::tensors::Dim;
@@ -73,7 +73,7 @@ impl Temperature {
     ///
     /// # Errors
     /// Parts that do not fit each other.
-    pub(super) fn lower(self, l: &mut Lowering<'_, '_>, q: ValueId) -> Built {
+    pub(super) fn lower(self, l: &mut Lowering<'_, '_>, q: ValueId) -> LowerResult {
         let Self { beta, every, offset } = self;
         l.g.one(Op::ScaleByPosition { beta, every, offset }, &[q.into(), Graph::POS.into()])
     }
@@ -110,7 +110,7 @@ impl OutputGate {
         at: &str,
         heads: usize,
         [x, y]: [ValueId; 2],
-    ) -> Built {
+    ) -> LowerResult {
         let gate = l.linear(&format!("{at}.attn.gate"), WeightClass::Attention, &self.of, x)?;
         let by = match self.by {
             Gating::Sigmoid => Op::Act(Activation::Sigmoid),
@@ -147,15 +147,19 @@ impl Mix for Gqa {
         super::projections(matrices).chain(super::exact(exact)).collect()
     }
 
-    fn kept(&self) -> Kept {
-        Kept { each: (self.kv_heads * (self.head_dim + self.v_dim)) as u64, window: self.window, folded: 0 }
+    fn kept(&self) -> StateSize {
+        StateSize {
+            each: (self.kv_heads * (self.head_dim + self.v_dim)) as u64,
+            window: self.window,
+            folded: 0,
+        }
     }
 
     fn rope(&self) -> Option<&Rope> {
         self.rope.as_ref()
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let x = rows.normed;
         let mut q = l.linear(&format!("{at}.attn.q"), WeightClass::Attention, &self.q, x)?;
         let mut k = l.linear(&format!("{at}.attn.k"), WeightClass::Attention, &self.k, x)?;
@@ -168,7 +172,10 @@ impl Mix for Gqa {
             v = l.g.one(norm, &[v.into()])?;
         }
         v = l.scaled(self.v_scale, v)?;
-        let norms = |l: &mut Lowering<'a, '_>, [q, k]: [ValueId; 2], rotated: bool| -> Built<[ValueId; 2]> {
+        let norms = |l: &mut Lowering<'a, '_>,
+                     [q, k]: [ValueId; 2],
+                     rotated: bool|
+         -> LowerResult<[ValueId; 2]> {
             let Some(n) = self.qk_norm.as_ref().filter(|n| n.rotated == rotated) else { return Ok([q, k]) };
             let groups = |heads: usize| if n.per_head { heads } else { 1 };
             let [of_q, of_k] = n.weights.as_ref().map_or([None; 2], |w| w.each_ref().map(Some));

@@ -1,9 +1,9 @@
 //! Multi-head latent attention of DeepSeek (arXiv 2405.04434, section 2.1), in its absorbed form.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
-use super::{Gating, Kept, Mix, OutputGate, Temperature};
+use super::{Gating, Mix, OutputGate, StateSize, Temperature};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::rope;
 use crate::spec::{Norm, Projection, Rope};
 use crate::tensors::Dim;
@@ -71,15 +71,15 @@ impl Mix for Mla {
         matrices.chain(ups).chain(super::exact(norms.flat_map(Norm::weights))).collect()
     }
 
-    fn kept(&self) -> Kept {
-        Kept { each: (self.latent + self.rotated) as u64, ..Kept::default() }
+    fn kept(&self) -> StateSize {
+        StateSize { each: (self.latent + self.rotated) as u64, ..StateSize::default() }
     }
 
     fn rope(&self) -> Option<&Rope> {
         self.rope.as_ref()
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let x = rows.normed;
         const CLASS: WeightClass = WeightClass::Attention;
         let angles = self.rope.as_ref().map(|rope| l.rope(rope)).transpose()?;
@@ -258,7 +258,7 @@ impl Base<'_> {
         })
     }
 
-    /// Expansions of latents: `[heads, latent, nope]` to keys, as it meets queries, and `[heads, value, latent]` to values.
+    /// Expansions of latents: `[heads, latent, nope]` to keys, as queries are multiplied by it, and `[heads, value, latent]` to values.
     /// Checkpoints have both in one matrix, or each by itself in this form.
     fn expansions(
         &self,

@@ -3,7 +3,7 @@
 use super::parts::{PROJ, Parts};
 use super::{Mix, Mixer};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::Dim;
 use moec_base::error::Result;
@@ -25,7 +25,7 @@ pub struct Mlp {
 
 impl Mlp {
     /// Its nodes, for the rows `x`; `at` is the prefix of its weights.
-    pub(super) fn of_rows<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, x: ValueId) -> Built {
+    pub(super) fn of_rows<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, x: ValueId) -> LowerResult {
         const CLASS: WeightClass = WeightClass::Attention;
         let gate = self.gate.as_ref().map(|gate| l.linear(&format!("{at}.gate"), CLASS, gate, x));
         let (gate, up) = (gate.transpose()?, l.linear(&format!("{at}.up"), CLASS, &self.up, x)?);
@@ -51,7 +51,7 @@ impl Mix for Mlp {
         super::projections(self.gate.iter().chain([&self.up, &self.down])).collect()
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         self.of_rows(l, &format!("{at}.ffn"), rows.normed)
     }
 }

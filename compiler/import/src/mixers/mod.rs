@@ -26,7 +26,7 @@ pub use selective_scan::{ScanSizes, SelectiveScan};
 pub use short_conv::ShortConv;
 pub use state_space::{StateSpace, StateSpaceSizes};
 
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::{Projection, Rope};
 use moec_ir::{Part, WeightClass, WeightExpr};
 
@@ -39,8 +39,8 @@ pub trait Mix {
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)>;
 
     /// State that it keeps of a sequence.
-    fn kept(&self) -> Kept {
-        Kept::default()
+    fn kept(&self) -> StateSize {
+        StateSize::default()
     }
 
     /// Its rotation, if it has one.
@@ -52,12 +52,12 @@ pub trait Mix {
     ///
     /// # Errors
     /// Parts that do not fit each other: a bug of the import.
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built;
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult;
 }
 
 /// Numbers that a mixer keeps of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct StateSize {
     /// Of each token.
     pub each: u64,
     /// Number of tokens back that it looks, if not to the first.

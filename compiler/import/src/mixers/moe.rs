@@ -5,7 +5,7 @@ pub use super::parts::{PROJ, Parts, STACKS, W123};
 use super::{Mix, Mlp};
 use crate::common::{Base, EXPERTS};
 use crate::config::Config;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::quantised::{MXFP4, named};
 use crate::spec::Projection;
 use crate::tensors::Dim;
@@ -97,7 +97,7 @@ impl Mix for Moe {
         experts.into_iter().chain(latent).chain(super::exact(exact)).chain(shared).collect()
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let x = match rows.before {
             Some(before) if self.reads_before => before,
             None if self.reads_before => return Err(TypeError::new(at, "no layer is before it")),

@@ -1,7 +1,7 @@
 //! A mixer between norms of its own, beside others in one block: `behind(mixer(before(x)))`.
 
-use super::{Kept, Mix, Mixer};
-use crate::lower::{Built, Lowering, Rows};
+use super::{Mix, Mixer, StateSize};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::{Norm, Rope};
 use moec_ir::{Part, WeightClass, WeightExpr};
 
@@ -27,7 +27,7 @@ impl Mix for Normed {
         super::exact(norms).chain(self.mixer.of().weights()).collect()
     }
 
-    fn kept(&self) -> Kept {
+    fn kept(&self) -> StateSize {
         self.mixer.of().kept()
     }
 
@@ -35,7 +35,7 @@ impl Mix for Normed {
         self.mixer.of().rope()
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let name = format!("{at}.{}", self.part());
         let normed = l.norm(&format!("{name}.before"), &self.before, rows.normed)?;
         let y = self.mixer.of().lower(l, at, Rows { normed, ..rows })?;

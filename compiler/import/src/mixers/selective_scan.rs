@@ -1,9 +1,9 @@
 //! A selective state space, each number of which decays by itself: Mamba (Gu and Dao, *Mamba*, section 3.4), with Jamba's norms.
 
 use super::state_space::cut;
-use super::{Kept, Mix};
+use super::{Mix, StateSize};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
@@ -53,11 +53,11 @@ impl Mix for SelectiveScan {
         super::projections(matrices).chain(super::exact(small.chain(&self.norms.1))).collect()
     }
 
-    fn kept(&self) -> Kept {
-        Kept { folded: ((self.state + self.taps - 1) * self.channels) as u64, ..Kept::default() }
+    fn kept(&self) -> StateSize {
+        StateSize { folded: ((self.state + self.taps - 1) * self.channels) as u64, ..StateSize::default() }
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         const CLASS: WeightClass = WeightClass::Attention;
         let (x, at) = (rows.normed, format!("{at}.mixer"));
         let [pos, slot] = [Graph::POS, Graph::SLOT].map(Operand::from);

@@ -1,8 +1,8 @@
 //! A short convolution between two gates, as LFM2 has it: `out(c · conv(b · x))` of `[b | c | x] = in(rows)`.
 
-use super::{Kept, Mix};
+use super::{Mix, StateSize};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel, taps};
 use moec_base::error::Result;
@@ -35,11 +35,11 @@ impl Mix for ShortConv {
         super::projections([&self.input, &self.out]).chain(super::exact(exact)).collect()
     }
 
-    fn kept(&self) -> Kept {
-        Kept { folded: ((self.taps - 1) * self.channels) as u64, ..Kept::default() }
+    fn kept(&self) -> StateSize {
+        StateSize { folded: ((self.taps - 1) * self.channels) as u64, ..StateSize::default() }
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let (at, n) = (format!("{at}.mixer"), self.channels);
         let all = l.linear(&format!("{at}.in"), WeightClass::Attention, &self.input, rows.normed)?;
         let mut part = |start| l.g.one(Op::Slice { heads: 1, start, len: n }, &[all.into()]);

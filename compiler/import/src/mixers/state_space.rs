@@ -1,8 +1,8 @@
 //! A state space of scalar decay: Mamba-2 (Dao and Gu, *Transformers are SSMs*, section 7.1).
 
-use super::{Kept, Mix};
+use super::{Mix, StateSize};
 use crate::common::Base;
-use crate::lower::{Built, Lowering, Rows};
+use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
@@ -59,12 +59,12 @@ impl Mix for StateSpace {
         super::projections([&self.gate, &self.xbc, &self.out]).chain(super::exact(small)).collect()
     }
 
-    fn kept(&self) -> Kept {
+    fn kept(&self) -> StateSize {
         let state = self.heads * self.state * self.dim;
-        Kept { folded: (state + (self.taps - 1) * self.channels()) as u64, ..Kept::default() }
+        StateSize { folded: (state + (self.taps - 1) * self.channels()) as u64, ..StateSize::default() }
     }
 
-    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         const CLASS: WeightClass = WeightClass::Exact;
         let (x, at) = (rows.normed, format!("{at}.mixer"));
         let places = [Graph::POS, Graph::SLOT].map(Operand::from);

@@ -26,7 +26,7 @@ pub(crate) struct Decoder<'a> {
     numbers: [f32; 256],
 }
 
-/// Codes in words, `[leads, high, wide]`.
+/// Codes in words, `[matrices, high, wide]`.
 struct Words<'a> {
     bytes: &'a [u8],
     packing: &'static Packing,
@@ -35,7 +35,7 @@ struct Words<'a> {
     wide: usize,
 }
 
-/// Scales, `[leads, high, wide]`.
+/// Scales, `[matrices, high, wide]`.
 struct Table<'a> {
     bytes: &'a [u8],
     of: &'static Encoding,
@@ -55,10 +55,10 @@ struct Shared {
 
 impl Words<'_> {
     /// Codes of a part of a row.
-    fn row(&self, lead: usize, row: usize, cols: Range<usize>, out: &mut Vec<u8>) -> Option<()> {
+    fn row(&self, matrix: usize, row: usize, cols: Range<usize>, out: &mut Vec<u8>) -> Option<()> {
         let (word, codes) = (self.packing.word(), self.packing.codes(self.bits));
         let along = !self.packing.by_rows();
-        let first = (lead * self.high + if along { row } else { row / codes }) * self.wide;
+        let first = (matrix * self.high + if along { row } else { row / codes }) * self.wide;
         let mask = u32::MAX >> (32 - self.bits);
         let one = if self.packing.less_one { u32::MAX / mask } else { 0 };
         out.clear();
@@ -89,17 +89,17 @@ impl<'a> Decoder<'a> {
                 checkpoint.file_of(tensor)
             ))
         };
-        let &[ref leads @ .., rows, cols] = leaf.shape.as_slice() else { return Err(wrong(&leaf.tensor)) };
+        let &[ref matrices @ .., rows, cols] = leaf.shape.as_slice() else { return Err(wrong(&leaf.tensor)) };
         let layout = of(&coded.layout).ok_or_else(|| wrong(&leaf.tensor))?;
         let Coded { bits, block, .. } = *coded;
         if ![1, 2, 4, 8].contains(&bits) || block.contains(&0) {
             return Err(wrong(&leaf.tensor));
         }
-        let leads: usize = leads.iter().product();
+        let matrices: usize = matrices.iter().product();
         let blocks = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
         let sized = |tensor: &str, [high, wide]: [usize; 2], bytes: usize| {
             let (stored, data) = checkpoint.data(tensor)?;
-            let size = [leads, high, wide].iter().try_fold(bytes, |n, &d| n.checked_mul(d));
+            let size = [matrices, high, wide].iter().try_fold(bytes, |n, &d| n.checked_mul(d));
             if size == Some(data.len()) { Ok((stored, data)) } else { Err(wrong(tensor)) }
         };
         let words = |tensor: &str, packing: &'static Packing, shape| {
@@ -125,14 +125,14 @@ impl<'a> Decoder<'a> {
         if let Some(tensor) = &coded.factor {
             let (stored, bytes) = checkpoint.data(tensor)?;
             factors = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            if stored.dtype != "F32" || ![1, leads].contains(&factors.len()) {
+            if stored.dtype != "F32" || ![1, matrices].contains(&factors.len()) {
                 return Err(wrong(tensor));
             }
         }
         let groups = coded.groups.as_ref().map(|tensor| {
             let groups = groups(checkpoint, tensor)?;
             let fits = groups.len() == if layout.transposed { rows } else { cols };
-            if fits && leads == 1 { Ok(groups) } else { Err(wrong(tensor)) }
+            if fits && matrices == 1 { Ok(groups) } else { Err(wrong(tensor)) }
         });
         Ok(Self {
             layout,
@@ -147,23 +147,23 @@ impl<'a> Decoder<'a> {
     }
 
     /// Bytes of the rows' codes in their tensor.
-    pub(crate) fn bytes(&self, lead: usize, rows: &Range<usize>) -> Range<usize> {
+    pub(crate) fn bytes(&self, matrix: usize, rows: &Range<usize>) -> Range<usize> {
         let Words { packing, bits, high, wide, .. } = self.codes;
         let codes = if packing.by_rows() { packing.codes(bits) } else { 1 };
-        let at = |row: usize| (lead * high + row) * wide * packing.word();
+        let at = |row: usize| (matrix * high + row) * wide * packing.word();
         at(rows.start / codes)..at(rows.end.div_ceil(codes))
     }
 
     /// Decodes a rectangle; `false` if a tensor ends before it.
     pub(crate) fn decode(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> bool {
         let wide = cols.len().max(1);
-        self.each(lead, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
+        self.each(matrix, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
             *out = number * scale;
             true
         })
@@ -173,13 +173,13 @@ impl<'a> Decoder<'a> {
     pub(crate) fn take(
         &self,
         format: Format,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [[u8; 3]],
     ) -> bool {
         let wide = cols.len().max(1);
-        self.each(lead, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
+        self.each(matrix, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
             taken(format, number, scale).map(|taken| *out = taken).is_some()
         })
     }
@@ -187,7 +187,7 @@ impl<'a> Decoder<'a> {
     /// Gives `put` every code less its zero point, and its scale.
     fn each<'o, T: 'o>(
         &self,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: impl Iterator<Item = &'o mut [T]>,
@@ -202,8 +202,8 @@ impl<'a> Decoder<'a> {
         let mut codes = Vec::with_capacity(cols.len());
         for (row, out) in rows.zip(out) {
             let group = by_row.map_or(Some(row / self.block[0]), |groups| groups.get(row).copied());
-            let read = group.and_then(|group| self.shared(lead, group, first..last, &mut shared));
-            if read.and_then(|()| self.codes.row(lead, row, cols.clone(), &mut codes)).is_none() {
+            let read = group.and_then(|group| self.shared(matrix, group, first..last, &mut shared));
+            if read.and_then(|()| self.codes.row(matrix, row, cols.clone(), &mut codes)).is_none() {
                 return false;
             }
             for ((out, &code), col) in out.iter_mut().zip(&codes).zip(cols.clone()) {
@@ -220,31 +220,31 @@ impl<'a> Decoder<'a> {
     }
 
     /// Reads zero points and scales of a group of rows, unless they were read last.
-    fn shared(&self, lead: usize, group: usize, cols: Range<usize>, shared: &mut Shared) -> Option<()> {
-        if shared.of == Some((lead, group)) {
+    fn shared(&self, matrix: usize, group: usize, cols: Range<usize>, shared: &mut Shared) -> Option<()> {
+        if shared.of == Some((matrix, group)) {
             return Some(());
         }
         let Table { bytes, of, high, wide } = self.scales;
         if group >= high {
             return None;
         }
-        let first = (lead * high + group) * wide;
+        let first = (matrix * high + group) * wide;
         shared.scales.resize(cols.len(), 0.0);
         let stored = bytes.get((first + cols.start) * of.bytes..(first + cols.end) * of.bytes)?;
         (of.decode)(stored, 0, &mut shared.scales);
         if let Some(factor) = &self.layout.factor {
-            let by = *self.factors.get(lead).or(self.factors.first())?;
+            let by = *self.factors.get(matrix).or(self.factors.first())?;
             let all = shared.scales.iter_mut();
             all.for_each(|scale| *scale = if factor.divides { *scale / by } else { *scale * by });
         }
         shared.zeros.clear();
         shared.zeros.resize(cols.len(), 0.0);
         if let Some(zeros) = &self.zeros {
-            zeros.row(lead, group, cols, &mut shared.codes)?;
+            zeros.row(matrix, group, cols, &mut shared.codes)?;
             let numbers = shared.codes.iter().map(|&code| self.numbers[usize::from(code)]);
             shared.zeros.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
         }
-        shared.of = Some((lead, group));
+        shared.of = Some((matrix, group));
         Some(())
     }
 }

@@ -13,7 +13,7 @@ struct Weight<'a> {
     /// Name of the codes.
     codes: &'a str,
     /// Axes before those of a matrix.
-    leads: &'a [&'a Dim],
+    outer: &'a [&'a Dim],
 }
 
 impl Tensors<'_> {
@@ -29,7 +29,7 @@ impl Tensors<'_> {
         want: &[&Dim],
     ) -> Result<WeightExpr> {
         let (layout, bits) = (way.layout, way.bits);
-        let [leads @ .., out, input] = want else {
+        let [outer @ .., out, input] = want else {
             return Err(Error::bug(format!("tensor `{codes}` has no rows")));
         };
         let block = [way.block[0].unwrap_or(out.n), way.block[1].unwrap_or(input.n)];
@@ -46,7 +46,7 @@ impl Tensors<'_> {
         let (matrix, block) =
             if layout.transposed { ([*input, *out], [block[1], block[0]]) } else { ([*out, *input], block) };
         let blocks = [matrix[0].blocks(block[0]), matrix[1].blocks(block[1])];
-        let weight = Weight { tensors: self, way, name, codes: &codes, leads };
+        let weight = Weight { tensors: self, way, name, codes: &codes, outer };
         let words = layout.codes.words_of(bits, matrix.map(Clone::clone));
         let words: Vec<Dim> = match (layout.split, words) {
             (Some(bytes), [rows, cols]) => {
@@ -85,7 +85,7 @@ impl Tensors<'_> {
             self.skip(&named(name, suffix));
         }
         self.count(&codes, want.iter().map(|d| d.n as u64).product());
-        let shape = leads.iter().map(|d| d.n).chain(matrix.map(|d| d.n)).collect();
+        let shape = outer.iter().map(|d| d.n).chain(matrix.map(|d| d.n)).collect();
         let coded = Coded { layout: layout.name.to_owned(), bits, block, scales, zeros, factor, groups };
         let leaf = Leaf { tensor: codes, shape, encoding: Encoding::Coded(Box::new(coded)) };
         let leaf = WeightExpr::Leaf(leaf);
@@ -104,7 +104,7 @@ impl Packing {
 impl Weight<'_> {
     /// A shape for each matrix.
     fn led(&self, shape: &[Dim]) -> Vec<Dim> {
-        self.leads.iter().copied().chain(shape).cloned().collect()
+        self.outer.iter().copied().chain(shape).cloned().collect()
     }
 
     /// The tensor of this suffix, if it is there, counted as read.
@@ -158,7 +158,7 @@ impl Weight<'_> {
         if groups.iter().enumerate().all(|(channel, group)| channel / size.max(1) == *group) {
             return Ok(None);
         }
-        if self.leads.is_empty() {
+        if self.outer.is_empty() {
             return Ok(Some(tensor));
         }
         Err(Error::limit(format!(

@@ -1,4 +1,4 @@
-//! Configs that are wrong, do not fit the weights, or ask for what is not supported.
+//! Configs that are wrong, do not fit the weights, or request what is not supported.
 
 use super::support::{Folder, Tensor, refusal};
 use serde_json::{Value, json};
@@ -178,27 +178,27 @@ fn rotations_that_are_not_supported() {
 #[test]
 fn shapes_that_do_not_fit() {
     insta::assert_snapshot!(set("qwen3_moe", "head_dim", 16), @"
-    Input: tensor `model.layers.0.self_attn.q_norm.weight` in `model.safetensors` has shape [32], but `config.json` asks for [16]
+    Input: tensor `model.layers.0.self_attn.q_norm.weight` in `model.safetensors` has shape [32], but `config.json` requires [16]
       because axis 0 is 32, which `head_dim` sets to 16
       hint: `config.json` and the weights may be of different models; download both again
     ");
     insta::assert_snapshot!(set("olmoe", "vocab_size", 321), @"
-    Input: tensor `model.embed_tokens.weight` in `model.safetensors` has shape [320, 64], but `config.json` asks for [321, 64]
+    Input: tensor `model.embed_tokens.weight` in `model.safetensors` has shape [320, 64], but `config.json` requires [321, 64]
       because axis 0 is 320, which `vocab_size` sets to 321
       hint: `config.json` and the weights may be of different models; download both again
     ");
     insta::assert_snapshot!(set("qwen2_moe", "shared_expert_intermediate_size", 65), @"
-    Input: tensor `model.layers.0.mlp.shared_expert.gate_proj.weight` in `model.safetensors` has shape [64, 64], but `config.json` asks for [65, 64]
+    Input: tensor `model.layers.0.mlp.shared_expert.gate_proj.weight` in `model.safetensors` has shape [64, 64], but `config.json` requires [65, 64]
       because axis 0 is 64, which `shared_expert_intermediate_size` sets to 65
       hint: `config.json` and the weights may be of different models; download both again
     ");
     insta::assert_snapshot!(set("deepseek_v2", "v_head_dim", 8), @"
-    Input: tensor `model.layers.0.self_attn.kv_b_proj.weight` in `model.safetensors` has shape [128, 32], but `config.json` asks for [96, 32]
+    Input: tensor `model.layers.0.self_attn.kv_b_proj.weight` in `model.safetensors` has shape [128, 32], but `config.json` requires [96, 32]
       because axis 0 is 128, which `num_attention_heads` · (`qk_nope_head_dim` + `v_head_dim`) sets to 96
       hint: `config.json` and the weights may be of different models; download both again
     ");
     insta::assert_snapshot!(set("gpt_oss", "num_local_experts", 4), @"
-    Input: tensor `model.layers.0.mlp.router.weight` in `model.safetensors` has shape [8, 64], but `config.json` asks for [4, 64]
+    Input: tensor `model.layers.0.mlp.router.weight` in `model.safetensors` has shape [8, 64], but `config.json` requires [4, 64]
       because axis 0 is 8, which `num_local_experts` sets to 4
       hint: `config.json` and the weights may be of different models; download both again
     ");
@@ -210,7 +210,7 @@ fn shapes_that_do_not_fit() {
     let mut folder = Folder::golden("olmoe");
     folder.tensors.insert("model.norm.weight".into(), Tensor::f32(&[1, 64], &[1.0; 64]));
     insta::assert_snapshot!(refusal(folder.write().path()), @"
-    Input: tensor `model.norm.weight` in `model.safetensors` has shape [1, 64], but `config.json` asks for [64]
+    Input: tensor `model.norm.weight` in `model.safetensors` has shape [1, 64], but `config.json` requires [64]
       because it has 2 axes, expected 1
       hint: `config.json` and the weights may be of different models; download both again
     ");

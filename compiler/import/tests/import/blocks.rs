@@ -19,9 +19,9 @@ const SILU: Glu = Glu::Gated(Activation::Silu);
 const TOKENS: [u32; 3] = [3, 0, 4];
 
 /// A number of a tensor, by its place.
-fn number(tensor: &str, lead: usize, row: usize, col: usize) -> f32 {
+fn number(tensor: &str, matrix: usize, row: usize, col: usize) -> f32 {
     let seed = tensor.bytes().fold(7, |seed, byte| (seed * 31 + u64::from(byte)) % 1009);
-    ((seed as usize + 17 * lead + 7 * row + 3 * col) as f32 * 0.7).sin()
+    ((seed as usize + 17 * matrix + 7 * row + 3 * col) as f32 * 0.7).sin()
 }
 
 struct Numbers;
@@ -30,13 +30,13 @@ impl Source for Numbers {
     fn read(
         &self,
         leaf: &Leaf,
-        lead: usize,
+        matrix: usize,
         rows: Range<usize>,
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let places = rows.flat_map(|r| cols.clone().map(move |c| (r, c)));
-        out.iter_mut().zip(places).for_each(|(x, (r, c))| *x = number(&leaf.tensor, lead, r, c));
+        out.iter_mut().zip(places).for_each(|(x, (r, c))| *x = number(&leaf.tensor, matrix, r, c));
         Ok(())
     }
 }
@@ -162,8 +162,8 @@ mod by_hand {
         norm("final", x).iter().flat_map(|x| times("embed", 0, 0..VOCAB, x)).collect()
     }
 
-    fn times(tensor: &str, lead: usize, rows: std::ops::Range<usize>, x: &[f32]) -> Vec<f32> {
-        rows.map(|r| x.iter().enumerate().map(|(c, x)| number(tensor, lead, r, c) * x).sum()).collect()
+    fn times(tensor: &str, matrix: usize, rows: std::ops::Range<usize>, x: &[f32]) -> Vec<f32> {
+        rows.map(|r| x.iter().enumerate().map(|(c, x)| number(tensor, matrix, r, c) * x).sum()).collect()
     }
 
     pub(super) fn norm(tensor: &str, rows: &Rows) -> Rows {

@@ -141,14 +141,14 @@ fn coded(layout: &str, bits: u32, block: [usize; 2]) -> Encoding {
 
 /// Reads the same leaf whole and in pieces.
 fn read_all(checkpoint: &Checkpoint, leaf: &Leaf) -> Vec<f32> {
-    let [leads, rows, cols] = leaf.shape[..] else { panic!("three axes") };
+    let [matrices, rows, cols] = leaf.shape[..] else { panic!("three axes") };
     let mut out = Vec::new();
-    for lead in 0..leads {
+    for matrix in 0..matrices {
         let mut one = vec![0.0; rows * cols];
-        checkpoint.read(leaf, lead, 0..rows, 0..cols, &mut one).unwrap();
+        checkpoint.read(leaf, matrix, 0..rows, 0..cols, &mut one).unwrap();
         let (r, c) = (rows / 3..rows - 1, cols / 3..cols - 1);
         let mut part = vec![0.0; r.len() * c.len()];
-        checkpoint.read(leaf, lead, r.clone(), c.clone(), &mut part).unwrap();
+        checkpoint.read(leaf, matrix, r.clone(), c.clone(), &mut part).unwrap();
         let want: Vec<f32> = r.flat_map(|r| one[r * cols..][c.clone()].to_vec()).collect();
         assert_eq!(part, want);
         out.extend(one);
@@ -207,8 +207,9 @@ fn what_leaves_memory_can_be_read_again() {
 fn rectangles_out_of_range_are_refused() {
     let (_dir, checkpoint) = open([("w".to_owned(), Tensor::f32(&[2, 3], &[0.0; 6]))].into());
     let leaf = Leaf { tensor: "w".into(), shape: vec![2, 3], encoding: Encoding::Plain };
-    let read =
-        |leaf: &Leaf, lead, rows, cols, n: usize| checkpoint.read(leaf, lead, rows, cols, &mut vec![0.0; n]);
+    let read = |leaf: &Leaf, matrix, rows, cols, n: usize| {
+        checkpoint.read(leaf, matrix, rows, cols, &mut vec![0.0; n])
+    };
     assert!(read(&leaf, 0, 0..2, 0..3, 6).is_ok());
     assert!(read(&leaf, 0, 1..1, 0..3, 0).is_ok());
     assert!(read(&leaf, 1, 0..2, 0..3, 6).is_err());
@@ -296,7 +297,7 @@ fn fp8_checkpoints() {
     let wrong = Tensor::f32(&[2, 1], &[1.0, 1.0]);
     broken.tensors.insert("model.layers.0.self_attn.o_proj.weight_scale_inv".into(), wrong);
     insta::assert_snapshot!(refusal(broken.write().path()), @"
-    Input: tensor `model.layers.0.self_attn.o_proj.weight_scale_inv` in `model.safetensors` has shape [2, 1], but `config.json` asks for [1, 1]
+    Input: tensor `model.layers.0.self_attn.o_proj.weight_scale_inv` in `model.safetensors` has shape [2, 1], but `config.json` requires [1, 1]
       because axis 0 is 2, which ⌈`hidden_size` / 128⌉ sets to 1
       hint: `config.json` and the weights may be of different models; download both again
     ");

@@ -198,9 +198,9 @@ pub(crate) fn logits_of(checkpoint: &Checkpoint, ids: &[u32], chunk: usize) -> V
 /// Numbers of a matrix, or of several.
 pub(crate) fn numbers(weight: &Weight, source: &dyn Source) -> Vec<f32> {
     let (rows, cols) = (weight.rows(), weight.cols());
-    let mut all = vec![0.0; weight.lead() * rows * cols];
-    for (lead, out) in all.chunks_mut(rows * cols).enumerate() {
-        weight.expr.read(lead, 0..rows, 0..cols, source, out).unwrap_or_else(|e| panic!("{e}"));
+    let mut all = vec![0.0; weight.matrices() * rows * cols];
+    for (matrix, out) in all.chunks_mut(rows * cols).enumerate() {
+        weight.expr.read(matrix, 0..rows, 0..cols, source, out).unwrap_or_else(|e| panic!("{e}"));
     }
     all
 }
@@ -208,26 +208,26 @@ pub(crate) fn numbers(weight: &Weight, source: &dyn Source) -> Vec<f32> {
 /// As [`numbers`], packed in panels of a format as a build does it, and read back.
 pub(crate) fn packed(weight: &Weight, format: Format, source: &dyn Source) -> Vec<f32> {
     let layout = Layout::Panels { nr: 16 };
-    let (rows, cols, lead) = (weight.rows(), weight.cols(), weight.lead());
+    let (rows, cols, matrices) = (weight.rows(), weight.cols(), weight.matrices());
     let bytes = moec_cpu::packed_bytes(layout, format, &weight.shape).unwrap();
     let segment = Segment {
         name: weight.name.clone(),
         file: 0,
         offset: 0,
         bytes,
-        pitch: bytes / lead as u64,
+        pitch: bytes / matrices as u64,
         shape: weight.shape.iter().map(|&d| d as u32).collect(),
         format,
         layout,
     };
-    let packer = Packer::new(&segment, weight, source, None, 0..lead).unwrap_or_else(|e| panic!("{e}"));
+    let packer = Packer::new(&segment, weight, source, None, 0..matrices).unwrap_or_else(|e| panic!("{e}"));
     let (mut scratch, mut held) = (Scratch::default(), Vec::new());
     for block in packer.blocks() {
         packer.pack(&block, &mut scratch, &mut held).unwrap_or_else(|e| panic!("{e}"));
     }
-    let mut all = vec![0.0; lead * rows * cols];
-    for (lead, out) in all.chunks_mut(rows * cols).enumerate() {
-        moec_cpu::unpack(&segment, &held, lead, 0..rows, 0..cols, out).unwrap();
+    let mut all = vec![0.0; matrices * rows * cols];
+    for (matrix, out) in all.chunks_mut(rows * cols).enumerate() {
+        moec_cpu::unpack(&segment, &held, matrix, 0..rows, 0..cols, out).unwrap();
     }
     all
 }

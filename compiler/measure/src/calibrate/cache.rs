@@ -115,7 +115,7 @@ fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profil
     }
     let request = Request { texts: &texts, tokens: wanted.tokens, window: WINDOW };
     let profile = calibrate(c.config, c.checkpoint()?, c.spec()?, &request, progress)
-        .map_err(|e: Error| e.context("the calibration that `[calibrate]` asks for failed"))?;
+        .map_err(|e: Error| e.context("the calibration that `[calibrate]` requests failed"))?;
     profile.write(&path)?;
     Ok(profile)
 }

@@ -53,12 +53,12 @@ struct Sum {
     cols: usize,
     /// Tokens that each of its matrices has seen.
     tokens: Vec<u64>,
-    /// `[lead, cols]`.
+    /// `[matrices, cols]`.
     squares: Vec<f32>,
 }
 
 /// Observations.
-pub(super) struct Seen {
+pub(super) struct CalibrationRecord {
     pub(super) layers: Vec<Routing>,
     pub(super) trace: Trace,
     pub(super) saliency: Vec<Saliency>,
@@ -189,7 +189,7 @@ impl<'a> Collector<'a> {
                     _ if known => {}
                     Tap::Slots { x, table, .. } => {
                         let block = block_for(weight.cols(), experts);
-                        let products = Products::new(name.clone(), weight.lead(), weight.cols(), block);
+                        let products = Products::new(name.clone(), weight.matrices(), weight.cols(), block);
                         collector.before[step].push(Tap::PerSlot {
                             x,
                             table,
@@ -200,14 +200,14 @@ impl<'a> Collector<'a> {
                     // All experts together read what their layer does.
                     Tap::Input { x, .. } | Tap::Routed { x, .. } => {
                         let v = value(node, 0)?;
-                        let lead = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.lead() };
-                        if let Some(&known) = collector.known.get(&(v, lead)) {
+                        let matrices = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.matrices() };
+                        if let Some(&known) = collector.known.get(&(v, matrices)) {
                             collector.products[known].readers.push(name.clone());
                         } else {
                             let products = collector.products.len();
-                            collector.known.insert((v, lead), products);
-                            let new = Products::new(name.clone(), lead, weight.cols(), WIDEST);
-                            let kept = lead == 1 && begins_network(graph, node);
+                            collector.known.insert((v, matrices), products);
+                            let new = Products::new(name.clone(), matrices, weight.cols(), WIDEST);
+                            let kept = matrices == 1 && begins_network(graph, node);
                             collector.products.push(if kept { new.keeping() } else { new });
                             let space = spaces[v.0 as usize];
                             collector.before[step].push(Tap::Dense { x, space, products });
@@ -215,13 +215,13 @@ impl<'a> Collector<'a> {
                     }
                     _ => {}
                 }
-                let (lead, cols) = (weight.lead(), weight.cols());
+                let (matrices, cols) = (weight.matrices(), weight.cols());
                 let name = weight.name.clone();
                 collector.sums.push(Sum {
                     name,
                     cols,
-                    tokens: vec![0; lead],
-                    squares: vec![0.0; lead * cols],
+                    tokens: vec![0; matrices],
+                    squares: vec![0.0; matrices * cols],
                 });
             }
         }
@@ -232,7 +232,7 @@ impl<'a> Collector<'a> {
     fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
         if desc.zero.is_some() {
             return Err(Error::limit("a model is not calibrated some of whose experts compute nothing")
-                .hint("build it without a `profile`: static graphs and reads from flash, which take one, do not run such a model"));
+                .hint("build it without a `profile`: static graphs and reads from disk, which take one, do not run such a model"));
         }
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
@@ -276,7 +276,7 @@ impl<'a> Collector<'a> {
             (Op::Linear { .. }, Tap::Input { space: RowSpace::Tokens, .. }) => (gate_of(graph, node)?, None),
             _ => return None,
         };
-        let (experts, width, exact) = (down.lead(), u32::try_from(down.cols()).ok()?, glu.skips());
+        let (experts, width, exact) = (down.matrices(), u32::try_from(down.cols()).ok()?, glu.skips());
         let name = (layer, down.name.clone());
         let network = self.neurons.network(Network { name, experts, width, k, exact });
         Some(match tap {
@@ -438,9 +438,9 @@ impl<'a> Collector<'a> {
                 };
                 let x = x.see(view)?;
                 let products = &mut self.products[products];
-                for lead in 0..products.lead() {
-                    let own = products.channels(lead);
-                    products.add(lead, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
+                for matrix in 0..products.matrices() {
+                    let own = products.channels(matrix);
+                    products.add(matrix, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
                 }
                 products.keep(self.most);
             }
@@ -524,7 +524,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// Activations that are not finite, by weight.
-    pub(super) fn finish(mut self) -> Result<Seen> {
+    pub(super) fn finish(mut self) -> Result<CalibrationRecord> {
         if !self.whole {
             return Err(Error::bug("values were not where the plan says"));
         }
@@ -555,7 +555,17 @@ impl<'a> Collector<'a> {
         let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
         let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
         let (routes, neurons, gates) = (self.recorder.finish(), self.neurons.finish(), self.gates);
-        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates })
+        Ok(CalibrationRecord {
+            layers,
+            trace,
+            saliency,
+            weights,
+            routes,
+            correlations,
+            neurons,
+            samples,
+            gates,
+        })
     }
 }
 
@@ -563,7 +573,7 @@ impl Sum {
     /// Adds the rows that one of the matrices read.
     fn add<'v>(
         &mut self,
-        lead: usize,
+        matrix: usize,
         rows: impl Iterator<Item = Option<&'v [u8]>>,
         part: &mut Vec<f32>,
     ) -> Option<()> {
@@ -571,9 +581,9 @@ impl Sum {
         part.resize(self.cols, 0.0);
         for row in rows {
             add_squares(part, row?);
-            *self.tokens.get_mut(lead)? += 1;
+            *self.tokens.get_mut(matrix)? += 1;
         }
-        let sums = self.squares.get_mut(lead * self.cols..(lead + 1) * self.cols)?;
+        let sums = self.squares.get_mut(matrix * self.cols..(matrix + 1) * self.cols)?;
         sums.iter_mut().zip(&*part).for_each(|(s, p)| *s += p);
         Some(())
     }

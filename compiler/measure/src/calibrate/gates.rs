@@ -33,7 +33,7 @@ impl GateSample {
         Self { layer, gate_up, pairs: Vec::new(), every: 1, came: 0 }
     }
 
-    /// A row meets an expert. Which pairs are kept follows from their order alone.
+    /// A row is computed by an expert. Which pairs are kept follows from their order alone.
     pub(super) fn add(&mut self, expert: usize, row: impl Iterator<Item = f32>) {
         if self.came.is_multiple_of(self.every) {
             self.pairs.push((expert, row.collect()));

@@ -18,7 +18,7 @@ pub(crate) mod texts;
 pub use cache::{Weighed, entry, expert_use, importance, profile};
 pub use texts::{Corpus, read_ids, read_texts};
 
-use collect::{Collector, Seen};
+use collect::{CalibrationRecord, Collector};
 use moec_base::error::{Error, Result};
 use moec_base::interrupt;
 use moec_base::progress::Progress;
@@ -37,7 +37,7 @@ use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
 use texts::Window;
 
-/// Tokens of a text that are read as one sequence, unless told otherwise. As in `moec eval`.
+/// Tokens of a text that are read as one sequence, by default. As in `moec eval`.
 pub const WINDOW: usize = 512;
 /// Logits that are computed per chunk. On a large vocabulary only a sample of the tokens is scored, and seen by
 /// the head.
@@ -124,7 +124,7 @@ pub fn calibrate(
     }
     bar.finish();
     (reading.predicted, reading.loss) = (run.predicted, run.loss);
-    let Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates } =
+    let CalibrationRecord { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates } =
         run.collector.finish()?;
     let gates = gates.into_iter().map(|g| g.finish(&compiled.module, checkpoint));
     let mut gates = gates.collect::<Result<Vec<_>>>()?;
@@ -152,9 +152,9 @@ fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
         for weight in module.weights.iter().filter(|w| w.class == class) {
             for leaf in weight.expr.leaves() {
                 let format = match weight.expr {
-                    WeightExpr::ScaleCols { .. } | WeightExpr::ScaleLead { .. } | WeightExpr::Map { .. } => {
-                        Format::F32
-                    }
+                    WeightExpr::ScaleCols { .. }
+                    | WeightExpr::ScaleMatrices { .. }
+                    | WeightExpr::Map { .. } => Format::F32,
                     _ => checkpoint.format(leaf).filter(|f| !f.is_grouped()).unwrap_or(Format::Bf16),
                 };
                 found = Some(found.map_or(format, |f| if f == format { f } else { Format::F32 }));

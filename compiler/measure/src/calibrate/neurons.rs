@@ -211,7 +211,7 @@ impl Watched {
                 }
             }
         }
-        // What no batch will ask for is forgotten.
+        // What no batch will request is forgotten.
         if self.start >= self.remembered {
             let now = self.sequences.front_mut()?;
             now.tokens.iter_mut().skip(self.start).for_each(Vec::clear);

@@ -3,7 +3,7 @@
 
 use moec_profile::Correlations;
 use moec_profile::correlations::blocks;
-use moec_profile::samples::{Kept, Sample};
+use moec_profile::samples::{RowSample, Sample};
 use std::ops::Range;
 use std::thread;
 
@@ -18,12 +18,12 @@ pub(super) struct Products {
     block: usize,
     /// Tokens that each matrix has seen.
     tokens: Vec<u64>,
-    /// `[lead, pairs and squares]`: of each block row by row, up to the diagonal.
+    /// `[matrices, pairs and squares]`: of each block row by row, up to the diagonal.
     sums: Vec<f32>,
     /// Rows of a chunk, `[rows, cols]`.
     rows: Vec<f32>,
     /// Rows that the profile keeps, where it keeps some.
-    kept: Option<Kept>,
+    kept: Option<RowSample>,
 }
 
 /// Numbers of a block of `n` channels.
@@ -32,16 +32,16 @@ const fn triangle(n: usize) -> usize {
 }
 
 impl Products {
-    /// Of `lead` matrices that read `cols` channels, in blocks of `block`.
-    pub(super) fn new(reader: String, lead: usize, cols: usize, block: usize) -> Self {
+    /// Of `matrices` matrices that read `cols` channels, in blocks of `block`.
+    pub(super) fn new(reader: String, matrices: usize, cols: usize, block: usize) -> Self {
         let of_one: usize = blocks(cols, block).map(|b| triangle(b.len())).sum();
-        let (readers, tokens, sums) = (vec![reader], vec![0; lead], vec![0.0; lead * of_one]);
+        let (readers, tokens, sums) = (vec![reader], vec![0; matrices], vec![0.0; matrices * of_one]);
         Self { readers, cols, block, tokens, sums, rows: Vec::new(), kept: None }
     }
 
     /// Also keeps rows.
     pub(super) fn keeping(self) -> Self {
-        Self { kept: Some(Kept::default()), ..self }
+        Self { kept: Some(RowSample::default()), ..self }
     }
 
     /// Channels of the rows that it keeps.
@@ -61,28 +61,28 @@ impl Products {
     }
 
     /// Matrices.
-    pub(super) fn lead(&self) -> usize {
+    pub(super) fn matrices(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Channels of a row that matrix `lead` reads, where the rows of all matrices lie side by side.
-    pub(super) fn channels(&self, lead: usize) -> Range<usize> {
-        lead * self.cols..(lead + 1) * self.cols
+    /// Channels of a row that matrix `matrix` reads, where the rows of all matrices lie side by side.
+    pub(super) fn channels(&self, matrix: usize) -> Range<usize> {
+        matrix * self.cols..(matrix + 1) * self.cols
     }
 
-    /// Adds the rows that matrix `lead` reads; each is `cols` numbers, little-endian. `None` if one is missing.
+    /// Adds the rows that matrix `matrix` reads; each is `cols` numbers, little-endian. `None` if one is missing.
     pub(super) fn add<'v>(
         &mut self,
-        lead: usize,
+        matrix: usize,
         rows: impl Iterator<Item = Option<&'v [u8]>>,
     ) -> Option<()> {
         self.rows.clear();
         for row in rows {
             self.rows.extend(row?.chunks_exact(4).map(super::rows::number));
         }
-        *self.tokens.get_mut(lead)? += (self.rows.len() / self.cols.max(1)) as u64;
+        *self.tokens.get_mut(matrix)? += (self.rows.len() / self.cols.max(1)) as u64;
         let of_one = self.sums.len() / self.tokens.len().max(1);
-        let sums = self.sums.get_mut(lead * of_one..(lead + 1) * of_one)?;
+        let sums = self.sums.get_mut(matrix * of_one..(matrix + 1) * of_one)?;
         let (cols, rows) = (self.cols, self.rows.as_slice());
         let work = (rows.len() / cols.max(1)) * of_one;
         let threads = thread::available_parallelism().map_or(1, usize::from).min(work / SHARE + 1);

@@ -7,7 +7,7 @@ use moec_ir::{Graph, Module, Node, Op, Operand, Role, ValueId};
 /// Matrices of experts whose inputs have products of their own.
 pub(super) fn experts_wide(module: &Module, graph: &Graph) -> usize {
     let of = |n: &Node| match (&n.op, n.inputs.get(2)) {
-        (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).lead(),
+        (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).matrices(),
         _ => 0,
     };
     graph.nodes.iter().map(of).sum()

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct BigLittle {
     /// Experts per token of the little entry points.
     pub experts: u32,
-    /// One row for each γ, in the order that they were asked for.
+    /// One row for each γ, in the order that they were requested.
     pub gammas: Vec<OfGamma>,
 }
 

@@ -22,7 +22,7 @@ use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Importance, Profile};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Engine, Options, Program};
-use moec_targets::families;
+use moec_targets::backends;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -30,14 +30,14 @@ use std::time::Instant;
 
 /// Results for a model beside another.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Found {
+pub(super) struct MixResult {
     /// Mean Kullback-Leibler divergence from the other's probabilities, in nats per token.
     pub(super) divergence: f64,
     /// By how much the loss of each window rises, in nats per token.
     losses: Vec<f64>,
 }
 
-impl Found {
+impl MixResult {
     /// By how much perplexity rises, as a share: the mean and two standard errors.
     pub(super) fn increase(&self) -> f64 {
         cautious(&self.losses).exp_m1()
@@ -141,7 +141,7 @@ struct Model {
 
 impl Model {
     fn with_engine<T>(&self, folder: &Path, body: impl FnOnce(&mut Engine<'_>) -> Result<T>) -> Result<T> {
-        let host = &mut |unit: &UnitRef| families::host(&unit.family, &unit.name);
+        let host = &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name);
         // Its files hold weights of other models, too: only those that it reads come into memory.
         let options = Options { lazy: true, ..Options::default() };
         let mut engine =
@@ -268,13 +268,13 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     /// A model that cannot be built or run here, an interrupt.
-    pub(super) fn measure(&mut self, formats: &Formats) -> Result<(u64, Found)> {
+    pub(super) fn measure(&mut self, formats: &Formats) -> Result<(u64, MixResult)> {
         let model = self.builder.model(&self.builder.compile(formats)?, &mut self.store)?;
         let folder = self.store.scratch.path();
         let bar = self.builder.progress.items("Reading", self.windows.len() as u64, "windows of text");
         let found = self.reference.with_engine(folder, |exact| {
             model.with_engine(folder, |rounded| {
-                let (mut found, mut tokens) = (Found::default(), 0);
+                let (mut found, mut tokens) = (MixResult::default(), 0);
                 for window in &self.windows {
                     moec_base::interrupt::check()?;
                     let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;

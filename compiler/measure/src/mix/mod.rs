@@ -83,7 +83,7 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
     let profile = profile(c, progress)?.ok_or_else(|| {
-        needs("a profile, which tells what rounding costs")
+        needs("a profile, which says what rounding costs")
             .hint("name `text` or `profile` under `[calibrate]`")
     })?;
     if profile.correlations.is_empty() {
@@ -272,12 +272,12 @@ fn error(
     importance: &Importance,
     source: &dyn Source,
 ) -> Result<(f64, f64)> {
-    let (lead, rows, cols) = (weight.lead(), weight.rows(), weight.cols());
+    let (matrices, rows, cols) = (weight.matrices(), weight.rows(), weight.cols());
     let (mut missed, mut energy) = (0.0, 0.0);
     let take = rows.min(ROWS);
     let mut exact = vec![0.0; take * cols];
-    for at in 0..lead.min(MATRICES) {
-        let matrix = at * lead / lead.min(MATRICES);
+    for at in 0..matrices.min(MATRICES) {
+        let matrix = at * matrices / matrices.min(MATRICES);
         // The middle of the rows: of gate and up, some of both.
         let first = (rows - take) / 2;
         weight

@@ -1,8 +1,8 @@
-//! Tolerance of a step: what the formats of its operands and the form of its arithmetic explain.
+//! Tolerance of a step: what the formats of its operands and its compute type explain.
 
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
-use moec_cpu::{Activations, Compute};
+use moec_cpu::{Activations, ComputeType};
 use moec_ir::plan::{Builtin, Code, Plan};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
@@ -19,10 +19,10 @@ const JUMP: f64 = 0.25;
 
 /// Compute types of a bundle.
 pub(super) struct Arithmetic {
-    /// Format of the weights and form of the rows, by kernel of the plan.
-    kernels: HashMap<u32, (Format, Compute)>,
+    /// Format of the weights and compute type, by kernel of the plan.
+    kernels: HashMap<u32, (Format, ComputeType)>,
     /// The same, by launch of the plan.
-    launches: Vec<Option<(Format, Compute)>>,
+    launches: Vec<Option<(Format, ComputeType)>>,
     /// Format of the KV cache, the widest that it has.
     cache: Format,
     /// Whether attention may round queries and weights.
@@ -36,7 +36,7 @@ impl Arithmetic {
         let kernels = decisions
             .kernels
             .iter()
-            .map(|d| Some((d.kernel, (Format::parse(&d.format)?, Compute::parse(&d.compute)?))));
+            .map(|d| Some((d.kernel, (Format::parse(&d.format)?, ComputeType::parse(&d.compute)?))));
         // Who multiplies panels out of neurons has nothing to decide; its symbol says what it multiplies.
         let panels = bundle.plan.kernels.iter().zip(0..).map(|(k, i)| of_symbol(&k.symbol).map(|of| (i, of)));
         let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
@@ -54,9 +54,9 @@ impl Arithmetic {
     }
 
     /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
-    /// Streams multiply both halves of an expert in bf16.
+    /// NDP command streams multiply both halves of an expert in bf16.
     pub(super) fn rounding(&self, op: &Op, codes: &[Code], streams: bool) -> f64 {
-        let streamed = if streams { 2.0 * multiplied(Format::Bf16, Compute::Bf16) } else { 0.0 };
+        let streamed = if streams { 2.0 * multiplied(Format::Bf16, ComputeType::Bf16) } else { 0.0 };
         match op {
             Op::CacheWrite => self.cache.distance(),
             // Queries, weights and values in pairs of bf16, whose errors add up.
@@ -87,22 +87,22 @@ const fn jumps(op: &Op) -> bool {
     matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
 }
 
-/// Format of the weights and form of the rows that a symbol names, with or without the width of panels: `…_bf16_as_bf16_…`,
+/// Format of the weights and compute type that a symbol names, with or without the width of panels: `…_bf16_as_bf16_…`,
 /// `…_q8_p1_as_bf16_…`. Rows of f32 are not named.
-fn of_symbol(symbol: &str) -> Option<(Format, Compute)> {
+fn of_symbol(symbol: &str) -> Option<(Format, ComputeType)> {
     let words: Vec<&str> = symbol.split('_').collect();
     let at = words.iter().position(|w| *w == "as")?;
     let format = words[..at].iter().rev().find_map(|w| Format::parse(w))?;
-    Some((format, Compute::parse(words.get(at + 1)?)?))
+    Some((format, ComputeType::parse(words.get(at + 1)?)?))
 }
 
-/// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.
-fn multiplied(weights: Format, rows: Compute) -> f64 {
+/// Relative error of a product that the format of its rows explains. Stored weights are the evaluator's, too.
+fn multiplied(weights: Format, rows: ComputeType) -> f64 {
     // Codes times scales are rounded once more where they are widened to pairs.
     let operands = if weights.is_quantised() { 2.0_f64.sqrt() } else { 1.0 };
     match rows {
-        Compute::F32 => 0.0,
-        Compute::Bf16 => CANCELLING * Format::Bf16.distance() / 3.0_f64.sqrt() * operands,
-        Compute::I8 => CANCELLING * BYTES,
+        ComputeType::F32 => 0.0,
+        ComputeType::Bf16 => CANCELLING * Format::Bf16.distance() / 3.0_f64.sqrt() * operands,
+        ComputeType::I8 => CANCELLING * BYTES,
     }
 }

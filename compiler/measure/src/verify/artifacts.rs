@@ -1,5 +1,6 @@
-//! Artifacts of units beside the CPU: read back and executed by their families.
+//! Artifacts of accelerators: read back and executed by their backends.
 
+use moec_backend::{FunctionReport, HotLayer, StreamTrial, Trial};
 use moec_base::error::Result;
 use moec_base::interrupt;
 use moec_base::paths::DECISIONS;
@@ -7,7 +8,6 @@ use moec_base::progress::Progress;
 use moec_base::tools;
 use moec_bundle::read::Bundle;
 use moec_costs::units::{UnitList, Units};
-use moec_family::{FunctionReport, HotLayer, StreamTrial, Trial};
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
 use moec_passes::{hot, parts};
@@ -58,7 +58,7 @@ pub(super) fn verify(
         next: &next,
     };
     let reports = units.graphs.verify(&mut trial)?;
-    // An interrupt ends the programs of a family, too.
+    // An interrupt ends the programs of a backend, too.
     interrupt::check()?;
     bar.finish();
     Ok((reports, trial.unverified))
@@ -72,7 +72,7 @@ fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
     Ok(hot::layers(&bundle.decisions()?.decisions))
 }
 
-/// Executes the streams of every unit that has some.
+/// Executes the NDP command streams of every unit that has some.
 ///
 /// # Errors
 /// As [`verify`].
@@ -95,11 +95,18 @@ pub(super) fn verify_streams(
         Ok(())
     };
     let mut reports = Vec::new();
-    for free in &UnitList::of(&device).free {
-        let Some(streams) = free.family.streams() else { continue };
+    for accelerator in &UnitList::of(&device).accelerators {
+        let Some(streams) = accelerator.backend.command_streams() else { continue };
         let plan = &bundle.plan;
-        let mut trial =
-            StreamTrial { files, plan, module, unit: free.index, device: free.unit, evaluator, next: &next };
+        let mut trial = StreamTrial {
+            files,
+            plan,
+            module,
+            unit: accelerator.index,
+            device: accelerator.unit,
+            evaluator,
+            next: &next,
+        };
         reports.extend(streams.verify(&mut trial)?);
     }
     bar.finish();
@@ -122,9 +129,9 @@ pub(super) fn read(bundle: &Bundle, files: &BundleReader, module: &Module) -> Re
         read += units.graphs.read(files, &bundle.plan, units.npu)?;
         units.graphs.read_hot(files, module, &hot)?;
     }
-    for free in &UnitList::of(&device).free {
-        if let Some(streams) = free.family.streams() {
-            read += streams.read(files, &bundle.plan, free.index)?;
+    for accelerator in &UnitList::of(&device).accelerators {
+        if let Some(streams) = accelerator.backend.command_streams() {
+            read += streams.read(files, &bundle.plan, accelerator.index)?;
         }
     }
     let (kernels, unverified) = read_threads(bundle, files)?;
@@ -142,10 +149,10 @@ pub(super) fn read_threads(bundle: &Bundle, files: &BundleReader) -> Result<(usi
         return Ok((read, unverified));
     }
     let (device, cache) = (bundle.device()?, tools::cache());
-    for free in &UnitList::of(&device).free {
-        let launches = plan.launches.iter().any(|k| k.unit == free.index);
-        if let Some(threads) = free.family.threads().filter(|_| launches) {
-            let found = threads.read(files, plan, free.index, by, tools::beside(&cache))?;
+    for accelerator in &UnitList::of(&device).accelerators {
+        let launches = plan.launches.iter().any(|k| k.unit == accelerator.index);
+        if let Some(threads) = accelerator.backend.gpu_kernels().filter(|_| launches) {
+            let found = threads.read(files, plan, accelerator.index, by, tools::beside(&cache))?;
             read += found.kernels;
             unverified.extend(found.unverified);
         }

@@ -10,7 +10,7 @@ mod artifacts;
 mod probe;
 pub mod statics;
 
-use crate::twin::Twin;
+use crate::host_build::HostBuild;
 use allowed::Arithmetic;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
@@ -22,12 +22,12 @@ use moec_ir::plan::{Plan, UnitRef};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
 use moec_runtime::CheckLevel;
 use moec_runtime::{Engine, Options, Program, Row};
-use moec_targets::families;
+use moec_targets::backends;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use std::collections::HashMap;
 
-pub use moec_family::{Check, Distance, FunctionReport};
+pub use moec_backend::{Check, Distance, FunctionReport};
 
 /// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
 pub const BOUND: f64 = 1e-4;
@@ -41,7 +41,7 @@ const PROBE_ROWS: usize = 12;
 pub struct Report {
     /// Files whose hash was checked.
     pub files: usize,
-    /// Largest local error that was asked for; `None`: what the arithmetic of each step explains.
+    /// Largest local error that was requested; `None`: what the arithmetic of each step explains.
     pub bound: Option<f64>,
     /// Entry points; none where this machine cannot execute the target's kernels.
     pub entries: Vec<EntryReport>,
@@ -226,10 +226,14 @@ pub fn verify(
             return Ok(Report { files: count, bound, entries: Vec::new(), packages, unverified });
         }
         unverified.push(bundle.host_build_note());
-        let twin = Twin::of(bundle, progress)?;
-        let run = Run { plan: twin.plan(), module: &module, arithmetic: &Arithmetic::exact(twin.plan()) };
+        let host_build = HostBuild::of(bundle, progress)?;
+        let run = Run {
+            plan: host_build.plan(),
+            module: &module,
+            arithmetic: &Arithmetic::exact(host_build.plan()),
+        };
         let entries =
-            twin.with_engine(Some(files), |engine| run.entries(engine, &mut evaluator, progress))?;
+            host_build.with_engine(Some(files), |engine| run.entries(engine, &mut evaluator, progress))?;
         return Ok(Report { files: count, bound, entries, packages, unverified });
     }
     let unit = bundle.emulated_unit(progress)?;
@@ -237,7 +241,7 @@ pub fn verify(
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
     let options = Options { threads: Some(1), ..Options::default() };
-    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, files, options)
         .map_err(|e| Error::input("the bundle does not open").because(e))?;
     let run = Run { plan: &bundle.plan, module: &module, arithmetic: &arithmetic };

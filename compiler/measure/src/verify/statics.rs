@@ -16,7 +16,7 @@ use object::{Architecture, Object as _, ObjectSymbol as _, SymbolKind};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Relocations and symbols that object code may ask its loader for.
+/// Relocations and symbols that object code may require of its loader.
 const ASKED: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
 
 /// Valid parts of the object code.
@@ -93,7 +93,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
 /// In place of every kernel where a plan is looked at and not run.
 extern "C" fn never(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
 
-/// Object code is for the plan's CPU and system, defines every kernel, and asks for nothing but moves of memory.
+/// Object code is for the plan's CPU and system, defines every kernel, and requests nothing but moves of memory.
 fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     let file = object::File::parse(code).map_err(|e| e.to_string())?;
     let TargetInfo { triple, .. } = &plan.target;
@@ -118,7 +118,7 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
         if symbol.is_definition() && symbol.kind() == SymbolKind::Text {
             defined.insert(name);
         } else if symbol.is_undefined() && !name.is_empty() && !ASKED.contains(&&*name) {
-            return Err(format!("it asks for `{name}`, which kernels have no use for"));
+            return Err(format!("it requests `{name}`, which kernels have no use for"));
         }
     }
     match plan.kernels.iter().find(|k| !defined.contains(&k.symbol)) {

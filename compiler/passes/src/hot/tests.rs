@@ -50,9 +50,17 @@ fn shares(device: &Device, of: Experts, room: f64) -> Vec<HotShare> {
     let plan = |batch| {
         let held = held(&layers, &of, room);
         let read = if held < of.inter { of.read_seconds(&units).unwrap() } else { 0.0 };
-        Wanted { experts: &of, units: &units, batch, popularity: &popularity, held, read, asked: false }
-            .plan(&counts)
-            .unwrap()
+        HotShareInputs {
+            experts: &of,
+            units: &units,
+            batch,
+            popularity: &popularity,
+            held,
+            read,
+            requested: false,
+        }
+        .plan(&counts)
+        .unwrap()
     };
     (1..=4).map(plan).collect()
 }

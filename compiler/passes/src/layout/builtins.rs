@@ -1,12 +1,12 @@
-//! Steps that are functions of the runtime: what other units compute, and what asks flash for experts.
+//! Steps that are functions of the runtime: what other units compute, and the requests for experts on disk.
 
 use super::entry::Builder;
-use super::frame::{Frame, Home};
+use super::entry_layout::{EntryLayout, ValueLocation};
 use super::int;
-use crate::offload::PartCut;
+use crate::outline_graphs::SubgraphCall;
 use moec_base::error::{Error, Result};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Arg, Builtin, Code, FETCHED, Grid, RowSpace, Step};
+use moec_ir::plan::{Arg, Builtin, Code, Grid, MAX_REQUEST_SCORES, RowSpace, Step};
 use moec_ir::{Graph, Node, Op, Operand, ValueId};
 
 /// A function of the runtime, and the values that it reads and gives.
@@ -19,16 +19,16 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// Its step: it gets values by their first columns.
-    fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<Step> {
+    fn step(&self, entry: &mut EntryLayout<'_>, at: usize, spaces: &[RowSpace]) -> Result<Step> {
         for &v in self.outputs {
-            let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v), 0)?;
-            frame.homes[v.0 as usize] = Some(home);
+            let location = entry.buffer(format!("%{}", v.0), entry.graph.ty(v), 0)?;
+            entry.locations[v.0 as usize] = Some(location);
         }
         let mut args = Vec::new();
         for &v in self.inputs.iter().chain(self.outputs) {
-            let ty = frame.graph.ty(v);
-            match frame.home(v)? {
-                Home::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
+            let ty = entry.graph.ty(v);
+            match entry.location(v)? {
+                ValueLocation::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
                     args.push(Arg::Buffer(buffer, 0));
                 }
                 _ => {
@@ -53,15 +53,15 @@ impl Call<'_> {
 }
 
 impl Builder<'_> {
-    /// The step of a node that a unit beside the CPU takes part in. It gets values by their first columns.
-    pub(super) fn offloaded(
+    /// The step of a node that an accelerator takes part in. It gets values by their first columns.
+    pub(super) fn outlined(
         &self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         at: usize,
         node: &Node,
         spaces: &[RowSpace],
     ) -> Result<Step> {
-        let graph = frame.graph;
+        let graph = entry.graph;
         let decoded = (!graph.kind.is_prefill()).then(|| graph.kind.rows() as u32);
         let set = node.scope.layer.and_then(|layer| self.statics.set(layer, decoded));
         let set = set.ok_or_else(|| Error::bug(format!("no set of experts for `{}`", node.scope)))?;
@@ -81,30 +81,31 @@ impl Builder<'_> {
             (code, vec![x, table], self.statics.unit)
         };
         let call = Call { code, unit, inputs: &inputs, outputs: &node.outputs };
-        call.step(frame, at, spaces)
+        call.step(entry, at, spaces)
     }
 
     /// The step of a part that static graphs compute.
     pub(super) fn part(
         &self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         at: usize,
-        cut: &PartCut,
+        call: &SubgraphCall,
         spaces: &[RowSpace],
     ) -> Result<Step> {
-        let attends = self.statics.parts.get(cut.part as usize).is_some_and(|p| p.attention.is_some());
-        let mut inputs = vec![cut.cut.x];
-        inputs.extend(cut.cut.angles.filter(|_| attends));
+        let attends = self.statics.parts.get(call.part as usize).is_some_and(|p| p.attention.is_some());
+        let mut inputs = vec![call.boundary.x];
+        inputs.extend(call.boundary.angles.filter(|_| attends));
         inputs.extend(attends.then_some([Graph::POS, Graph::SLOT]).into_iter().flatten());
-        let code = Builtin::Part { part: cut.part };
-        Call { code, unit: self.statics.unit, inputs: &inputs, outputs: &[cut.cut.y] }.step(frame, at, spaces)
+        let code = Builtin::Part { part: call.part };
+        Call { code, unit: self.statics.unit, inputs: &inputs, outputs: &[call.boundary.y] }
+            .step(entry, at, spaces)
     }
 }
 
-/// The step of a `fetch`: the table stays where it is. Of experts that live on several units it asks for the CPU's, and
+/// The step of a `request_experts`: the table stays where it is. Of experts that live on several units it requests the CPU's, and
 /// there is none where those are none.
-pub(super) fn fetched(
-    frame: &mut Frame<'_>,
+pub(super) fn request_experts(
+    entry: &mut EntryLayout<'_>,
     at: usize,
     node: &Node,
     layer: usize,
@@ -113,44 +114,51 @@ pub(super) fn fetched(
 ) -> Result<Option<Step>> {
     let value = |operand: &Operand| match operand {
         Operand::Value(v) => Ok(*v),
-        _ => Err(Error::bug("a `fetch` of something that is not a value")),
+        _ => Err(Error::bug("a `request_experts` of something that is not a value")),
     };
-    let table = node.inputs.first().ok_or_else(|| Error::bug("a `fetch` of nothing"))?;
+    let table = node.inputs.first().ok_or_else(|| Error::bug("a `request_experts` of nothing"))?;
     let (whole, out) = (value(table)?, node.outputs[0]);
-    let mut home = frame.home(whole)?;
-    frame.homes[out.0 as usize] = Some(home);
+    let mut location = entry.location(whole)?;
+    entry.locations[out.0 as usize] = Some(location);
     if let Some(units) = units {
         for &unit in units {
-            if let Some(&own) = frame.tables.get(&(whole, unit)) {
-                frame.tables.insert((out, unit), own);
+            if let Some(&own) = entry.tables.get(&(whole, unit)) {
+                entry.tables.insert((out, unit), own);
             }
         }
         if !units.contains(&0) {
             return Ok(None);
         }
-        home = frame.tables.get(&(whole, 0)).copied().unwrap_or(home);
+        location = entry.tables.get(&(whole, 0)).copied().unwrap_or(location);
     }
-    let (mut args, mut strides, mut rows) = (Vec::new(), [0; FETCHED], 0);
+    let (mut args, mut strides, mut rows) = (Vec::new(), [0; MAX_REQUEST_SCORES], 0);
     let scores = node.inputs.iter().skip(1).zip(&mut strides);
     for (operand, stride) in scores {
         let v = value(operand)?;
-        let Home::Buffer { buffer, column, ld } = frame.home(v)? else {
+        let ValueLocation::Buffer { buffer, column, ld } = entry.location(v)? else {
             return Err(Error::bug("scores that are a state"));
         };
-        rows = frame.graph.ty(v).rows();
+        rows = entry.graph.ty(v).rows();
         *stride = int(ld)?;
         args.push(Arg::Buffer(buffer, int(column * 4)?));
     }
-    let Home::Buffer { buffer, .. } = home else { return Err(Error::bug("a table that is a state")) };
+    let ValueLocation::Buffer { buffer, .. } = location else {
+        return Err(Error::bug("a table that is a state"));
+    };
     // The table's words tell for how many experts per token it is laid out.
-    let words: usize = frame.graph.ty(value(table)?).shape.iter().product();
-    let own = node.inputs.get(1).ok_or_else(|| Error::bug("a `fetch` without scores"))?;
-    let bare = DispatchLayout { rows: 0, k: 0, experts: frame.graph.ty(value(own)?).cols() };
+    let words: usize = entry.graph.ty(value(table)?).shape.iter().product();
+    let own = node.inputs.get(1).ok_or_else(|| Error::bug("a `request_experts` without scores"))?;
+    let bare = DispatchLayout { rows: 0, k: 0, experts: entry.graph.ty(value(own)?).cols() };
     let k = words.saturating_sub(bare.words()) / (2 * rows.max(1));
     args.push(Arg::Buffer(buffer, 0));
     let step = Step {
         unit: 0,
-        code: Code::Builtin(Builtin::Fetch { layer: int(layer)?, rows: int(rows)?, k: int(k)?, strides }),
+        code: Code::Builtin(Builtin::RequestExperts {
+            layer: int(layer)?,
+            rows: int(rows)?,
+            k: int(k)?,
+            strides,
+        }),
         args,
         rows: spaces[node.outputs[0].0 as usize],
         grid: Grid::One,

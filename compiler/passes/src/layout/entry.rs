@@ -1,21 +1,21 @@
 //! An entry point, node by node: kernels, their operands, and the weights that they read.
 
-use super::builtins::fetched;
-use super::frame::{Frame, Home, view, written_state};
+use super::builtins::request_experts;
+use super::entry_layout::{EntryLayout, ValueLocation, view, written_state};
 use super::int;
 use super::read::{matrices, residuals, values};
-use crate::home::Homes;
-use crate::offload::{PartCut, Statics};
-use crate::page;
+use crate::assign_units::UnitAssignment;
+use crate::outline_graphs::{Statics, SubgraphCall};
+use crate::size_expert_cache;
 use moec_base::error::{Error, Result};
-use moec_cpu::threads::Kernel;
+use moec_cpu::gpu::Kernel;
 use moec_cpu::{
-    CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, ThreadTarget, Work,
+    CacheView, CpuTarget, GpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work,
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Builtin, Candidates, Code, Entry, ExpertLayer, Layout, PagedLayer, Paging, Place, RowSpace,
-    Segment, StateKind, Step, StreamSet, ThreadKernel,
+    ALIGN, Arg, Builtin, Candidates, Code, Entry, ExpertLayer, GpuKernel, Layout, PagedLayer, Paging, Place,
+    RowSpace, Segment, StateKind, Step, StreamSet,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -26,8 +26,8 @@ pub(super) struct Builder<'a> {
     pub(super) target: &'a CpuTarget,
     pub(super) statics: &'a Statics,
     /// Units of nodes and experts beside the CPU that run with dynamic shapes.
-    pub(super) homes: &'a Homes,
-    /// Whether experts stay on flash.
+    pub(super) assignment: &'a UnitAssignment,
+    /// Whether experts stay on disk.
     pub(super) paged: bool,
     /// Format of the KV cache.
     cache: Format,
@@ -47,10 +47,10 @@ pub(super) struct Builder<'a> {
     /// Experts that streams compute.
     pub(super) streams: Vec<StreamSet>,
     /// Writers of the GPU kernels of units that launch their own, by unit.
-    pub(super) threads: BTreeMap<u32, ThreadTarget>,
+    pub(super) threads: BTreeMap<u32, GpuTarget>,
     /// These kernels, in the order of [`Builder::launches`].
-    pub(super) thread_kernels: Vec<Kernel>,
-    pub(super) launches: Vec<ThreadKernel>,
+    pub(super) gpu_kernels: Vec<Kernel>,
+    pub(super) launches: Vec<GpuKernel>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
     /// By memory beside the CPU's and segment: the matrices that lie there, none for the whole.
@@ -76,19 +76,19 @@ impl<'a> Builder<'a> {
         target: &'a CpuTarget,
         cache: Format,
         statics: &'a Statics,
-        homes: &'a Homes,
+        assignment: &'a UnitAssignment,
         paged: bool,
     ) -> Self {
-        let threads = super::thread_targets(target, homes);
+        let threads = super::gpu_targets(target, assignment);
         Self {
             module,
             target,
             statics,
-            homes,
+            assignment,
             paged,
             cache,
             values: values(module),
-            matrices: matrices(module, statics, |node| threads.contains_key(&homes.of_node(node))),
+            matrices: matrices(module, statics, |node| threads.contains_key(&assignment.of_node(node))),
             kernels: Vec::new(),
             kernel_ids: HashMap::new(),
             segments: Vec::new(),
@@ -98,7 +98,7 @@ impl<'a> Builder<'a> {
             brought: BTreeMap::new(),
             streams: Vec::new(),
             threads,
-            thread_kernels: Vec::new(),
+            gpu_kernels: Vec::new(),
             launches: Vec::new(),
             ends: [0; 2],
             scratch: 0,
@@ -109,17 +109,17 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Lays out experts that stay on flash; `None` where all weights are mapped.
+    /// Lays out experts that stay on disk; `None` where all weights are mapped.
     pub(super) fn page(&mut self) -> Result<Option<Paging>> {
         let Some(graph) = self.module.entries.first() else { return Ok(None) };
         let by_neurons = graph.nodes.iter().any(|n| n.op.pages_neurons());
         if !graph.nodes.iter().any(|n| n.op.reads_disk()) {
             return Ok(None);
         }
-        let routers = page::routers(graph);
+        let routers = size_expert_cache::routers(graph);
         let in_file = self.segments.iter().filter(|s| s.file == 1).count();
         if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
-            return Err(Error::bug("experts on flash that no layer reads"));
+            return Err(Error::bug("experts on disk that no layer reads"));
         }
         let layers: Vec<PagedLayer> = (routers.into_iter().zip(&self.experts))
             .map(|((experts, k, score), (&layer, &[gate_up, down]))| PagedLayer {
@@ -132,22 +132,22 @@ impl Builder<'_> {
             })
             .collect();
         if by_neurons {
-            let (bytes, frame) = page::lay_out_neurons(&mut self.segments, &layers)?;
+            let (bytes, frame) = size_expert_cache::lay_out_neurons(&mut self.segments, &layers)?;
             self.ends[1] = bytes;
-            let unlimited = page::unlimited(layers, frame.bytes);
+            let unlimited = size_expert_cache::unlimited(layers, frame.bytes);
             let (neurons, frames) = (frame.neurons, frame.least);
             return Ok(Some(Paging { neurons, frames, checksums: Vec::new(), ..unlimited }));
         }
-        self.ends[1] = page::lay_out(&mut self.segments, &layers)?;
-        let frame = page::frame_bytes(&self.segments, &layers);
-        Ok(Some(page::unlimited(layers, frame)))
+        self.ends[1] = size_expert_cache::lay_out(&mut self.segments, &layers)?;
+        let frame = size_expert_cache::frame_bytes(&self.segments, &layers);
+        Ok(Some(size_expert_cache::unlimited(layers, frame)))
     }
 
     pub(super) fn entry(&mut self, graph: &Graph) -> Result<Entry> {
         let spaces = graph.row_spaces(self.module);
-        let mut frame = Frame {
+        let mut entry = EntryLayout {
             graph,
-            homes: vec![None; graph.values.len()],
+            locations: vec![None; graph.values.len()],
             buffers: Vec::new(),
             end: 0,
             forms: HashMap::new(),
@@ -155,23 +155,25 @@ impl Builder<'_> {
         };
         for v in 0..INPUTS {
             let ty = graph.ty(ValueId(v as u32));
-            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty, 0)?);
+            entry.locations[v] = Some(entry.buffer(format!("%{v}"), ty, 0)?);
         }
-        let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
-        let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
+        let calls: Vec<&SubgraphCall> =
+            self.statics.calls.iter().filter(|c| c.boundary.entry == graph.kind).collect();
+        let inside: HashSet<usize> =
+            calls.iter().flat_map(|c| &c.boundary.nodes).map(|n| n.0 as usize).collect();
         let mut residuals = residuals(graph, &inside);
         // What two units compute is two steps.
-        let unit = |at: usize| self.homes.of_node(&graph.nodes[at]);
+        let unit = |at: usize| self.assignment.of_node(&graph.nodes[at]);
         residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));
         let mut steps = Vec::new();
         for (at, node) in graph.nodes.iter().enumerate() {
-            if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
-                steps.push(self.part(&mut frame, at, cut, &spaces)?);
+            if let Some(call) = calls.iter().find(|c| node.outputs.contains(&c.boundary.y)) {
+                steps.push(self.part(&mut entry, at, call, &spaces)?);
                 continue;
             }
             if inside.contains(&at)
                 || residuals.values().any(|&(producer, _)| producer == at)
-                || view(&mut frame, node)?
+                || view(&mut entry, node)?
             {
                 continue;
             }
@@ -179,17 +181,17 @@ impl Builder<'_> {
                 Some(&(producer, other)) => (&graph.nodes[producer], Some(other)),
                 None => (node, None),
             };
-            steps.extend(self.steps(&mut frame, at, node, producer, residual, &spaces)?);
+            steps.extend(self.steps(&mut entry, at, node, producer, residual, &spaces)?);
         }
-        let Home::Buffer { buffer: logits, .. } = frame.home(graph.output)? else {
+        let ValueLocation::Buffer { buffer: logits, .. } = entry.location(graph.output)? else {
             return Err(Error::bug("the logits are a state"));
         };
-        let places = frame
-            .homes
+        let places = entry
+            .locations
             .iter()
             .zip(&graph.values)
-            .map(|(home, ty)| match *home {
-                Some(Home::Buffer { buffer, column, .. }) => {
+            .map(|(location, ty)| match *location {
+                Some(ValueLocation::Buffer { buffer, column, .. }) => {
                     let cols = if ty.shape.len() < 2 { 1 } else { ty.cols() };
                     Ok(Some(Place { buffer, column: int(column)?, cols: int(cols)? }))
                 }
@@ -197,39 +199,41 @@ impl Builder<'_> {
             })
             .collect::<Result<_>>()?;
         let out_rows = int(graph.ty(Graph::ROWS).rows())?;
-        Ok(Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps })
+        Ok(Entry { kind: graph.kind, out_rows, buffers: entry.buffers, logits, places, steps })
     }
 
     /// The steps of `node`, which computes `producer` and adds `residual` to it.
     fn steps(
         &mut self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         at: usize,
         node: &Node,
         producer: &Node,
         residual: Option<ValueId>,
         spaces: &[RowSpace],
     ) -> Result<Vec<Step>> {
-        if let Op::Fetch { layer, .. } = node.op {
-            let units = self.homes.experts.of_layer(node.scope.layer).map(|(_, of)| of.units.as_slice());
-            return Ok(fetched(frame, at, node, layer, units, spaces)?.into_iter().collect());
+        if let Op::RequestExperts { layer, .. } = node.op {
+            let units = self.assignment.experts.of_layer(node.scope.layer).map(|(_, of)| of.units.as_slice());
+            return Ok(request_experts(entry, at, node, layer, units, spaces)?.into_iter().collect());
         }
         if matches!(node.op, Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. }) {
-            return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
+            return self.outlined(entry, at, node, spaces).map(|step| vec![step]);
         }
-        let (graph, homes) = (frame.graph, self.homes);
-        let ld_of = |home: Home| match home {
-            Home::Buffer { ld, .. } => ld,
-            Home::State(_) => 0,
+        let (graph, assignment) = (entry.graph, self.assignment);
+        let ld_of = |location: ValueLocation| match location {
+            ValueLocation::Buffer { ld, .. } => ld,
+            ValueLocation::State(_) => 0,
         };
         let inputs = producer
             .inputs
             .iter()
             .map(|&input| {
                 Ok(match input {
-                    Operand::Value(v) => match frame.home(v)? {
-                        Home::State(s) => InputView::State(self.cached(StateId(s))),
-                        home @ Home::Buffer { .. } => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
+                    Operand::Value(v) => match entry.location(v)? {
+                        ValueLocation::State(s) => InputView::State(self.cached(StateId(s))),
+                        location @ ValueLocation::Buffer { .. } => {
+                            InputView::Value { ty: graph.ty(v), ld: ld_of(location) }
+                        }
                     },
                     Operand::Weight(w) => {
                         let w = self.module.weight(w);
@@ -240,13 +244,13 @@ impl Builder<'_> {
             })
             .collect::<Result<Vec<_>>>()?;
         let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
-        let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
-        let apart = !graph.kind.is_prefill();
-        let unit = homes.of_node(node);
+        let residual_ld = residual.map(|r| entry.location(r).map(ld_of)).transpose()?;
+        let one_row_per_sequence = !graph.kind.is_prefill();
+        let unit = assignment.of_node(node);
         let tied = !self.threads.contains_key(&unit)
             && producer.inputs.iter().any(|i| matches!(i, Operand::Weight(w) if self.matrices.contains(w)));
-        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart, tied };
-        let units = match (&node.op, homes.experts.of_layer(node.scope.layer)) {
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, one_row_per_sequence, tied };
+        let units = match (&node.op, assignment.experts.of_layer(node.scope.layer)) {
             (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
             _ => vec![unit],
         };
@@ -256,33 +260,36 @@ impl Builder<'_> {
         }
         // What several units compute together lies where the CPU finds it, unless only one of them reads it.
         let memory = match node.op {
-            Op::ExpertFfn { .. } => homes.whole(node.scope.layer).map_or(0, |unit| homes.memory(unit)),
-            _ => homes.memory(unit),
+            Op::ExpertFfn { .. } => {
+                assignment.whole(node.scope.layer).map_or(0, |unit| assignment.memory(unit))
+            }
+            _ => assignment.memory(unit),
         };
         for &v in &node.outputs {
-            let home = match &producer.op {
+            let location = match &producer.op {
                 Op::CacheWrite => written_state(producer)?,
-                _ => frame.buffer(format!("%{}", v.0), graph.ty(v), memory)?,
+                _ => entry.buffer(format!("%{}", v.0), graph.ty(v), memory)?,
             };
-            frame.homes[v.0 as usize] = Some(home);
+            entry.locations[v.0 as usize] = Some(location);
         }
         let name = format!("%{}", node.outputs[0].0);
         let place = Placed { node, producer, residual, at, rows: spaces[node.outputs[0].0 as usize] };
         let mut steps = Vec::new();
         for (on, selection) in &each {
-            if let Some(streams) = homes.streams(*on).filter(|_| matches!(node.op, Op::ExpertFfn { .. })) {
-                steps.push(self.streamed(frame, &place, selection, *on, streams)?);
+            if let Some(streams) = assignment.streams(*on).filter(|_| matches!(node.op, Op::ExpertFfn { .. }))
+            {
+                steps.push(self.streamed(entry, &place, selection, *on, streams)?);
                 continue;
             }
             let name = if *on == unit { name.clone() } else { format!("{name}@{on}") };
-            steps.extend(self.launches(frame, &place, selection, *on, &name)?);
+            steps.extend(self.launches(entry, &place, selection, *on, &name)?);
         }
         if let (&Op::Dispatch { .. }, Some((index, of))) =
-            (&node.op, homes.experts.of_layer(node.scope.layer))
+            (&node.op, assignment.experts.of_layer(node.scope.layer))
             && of.units.len() > 1
-            && Homes::divides(graph, node.outputs[0])
+            && UnitAssignment::divides(graph, node.outputs[0])
         {
-            divide(frame, &mut steps, node.outputs[0], index, of)?;
+            divide(entry, &mut steps, node.outputs[0], index, of)?;
         }
         Ok(steps)
     }
@@ -290,15 +297,15 @@ impl Builder<'_> {
     /// The steps of a node on one unit.
     fn launches(
         &mut self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         place: &Placed<'_>,
         selection: &Selection,
         unit: u32,
         name: &str,
     ) -> Result<Vec<Step>> {
         let &Placed { node, producer, residual, at, rows } = place;
-        let memory = self.homes.memory(unit);
-        let (temps, done) = self.temps(frame, &producer.inputs, selection, name, memory)?;
+        let memory = self.assignment.memory(unit);
+        let (temps, done) = self.temps(entry, &producer.inputs, selection, name, memory)?;
         let layout = |i: usize| {
             selection
                 .layouts
@@ -312,57 +319,61 @@ impl Builder<'_> {
             let mut addresses = Vec::new();
             for role in args {
                 let mut from = 0;
-                let home = match *role {
+                let location = match *role {
                     Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
                         Operand::Weight(w) => {
                             let segment = self.segment(w, layout(i), self.threads.contains_key(&unit))?;
-                            addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
-                                let layer =
-                                    node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
-                                let paged = matches!(
-                                    producer.op,
-                                    Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
-                                );
-                                let own = self.threads.contains_key(&unit);
-                                let of = if own { &mut self.brought } else { &mut self.experts };
-                                if paged {
-                                    of.entry(layer).or_default()[i - 2] = segment;
-                                }
-                                self.reside(layer, memory, segment)?;
-                                Arg::Matrices(segment)
-                            } else {
-                                if memory > 0 {
-                                    self.residents.insert((memory, segment), Vec::new());
-                                }
-                                Arg::Segment(segment)
-                            });
+                            addresses.push(
+                                if size_expert_cache::is_expert(&producer.op, i, producer.inputs[i]) {
+                                    let layer =
+                                        node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
+                                    let paged = matches!(
+                                        producer.op,
+                                        Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
+                                    );
+                                    let own = self.threads.contains_key(&unit);
+                                    let of = if own { &mut self.brought } else { &mut self.experts };
+                                    if paged {
+                                        of.entry(layer).or_default()[i - 2] = segment;
+                                    }
+                                    self.make_resident(layer, memory, segment)?;
+                                    Arg::Matrices(segment)
+                                } else {
+                                    if memory > 0 {
+                                        self.residents.insert((memory, segment), Vec::new());
+                                    }
+                                    Arg::Segment(segment)
+                                },
+                            );
                             continue;
                         }
-                        Operand::State(s) => Home::State(s.0),
+                        Operand::State(s) => ValueLocation::State(s.0),
                         // A unit finds its own experts in a table of its own.
-                        Operand::Value(v) => match frame.tables.get(&(v, unit)) {
+                        Operand::Value(v) => match entry.tables.get(&(v, unit)) {
                             Some(&own) if matches!(node.op, Op::ExpertFfn { .. }) => own,
-                            _ => frame.home(v)?,
+                            _ => entry.location(v)?,
                         },
                     },
-                    Role::Out(i) | Role::OutAt(i, _) => frame.home(node.outputs[i])?,
+                    Role::Out(i) | Role::OutAt(i, _) => entry.location(node.outputs[i])?,
                     Role::Temp(i) => temps[i],
-                    Role::Residual => frame.home(residual.ok_or_else(|| Error::bug("no residual"))?)?,
+                    Role::Residual => entry.location(residual.ok_or_else(|| Error::bug("no residual"))?)?,
                 };
                 if let Role::InAt(_, column) | Role::OutAt(_, column) = *role {
                     from = column;
                 }
-                addresses.push(match home {
-                    Home::Buffer { buffer, column, .. } => Arg::Buffer(buffer, int((column + from) * 4)?),
-                    Home::State(s) => {
+                addresses.push(match location {
+                    ValueLocation::Buffer { buffer, column, .. } => {
+                        Arg::Buffer(buffer, int((column + from) * 4)?)
+                    }
+                    ValueLocation::State(s) => {
                         if self.states.insert(s, memory).is_some_and(|before| before != memory) {
-                            return Err(Error::bug("a state with two homes"));
+                            return Err(Error::bug("a state with two assignment"));
                         }
                         Arg::State(s)
                     }
                 });
             }
-            let (code, grid) = self.code(unit, work, place, frame.graph)?;
+            let (code, grid) = self.code(unit, work, place, entry.graph)?;
             steps.push(Step {
                 unit,
                 code,
@@ -378,11 +389,11 @@ impl Builder<'_> {
     }
 
     /// Brings the matrices of a layer's experts to a memory beside the CPU's, as far as they live there.
-    pub(super) fn reside(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
+    pub(super) fn make_resident(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
         if memory == 0 {
             return Ok(());
         }
-        let own = self.homes.experts_of(layer, memory);
+        let own = self.assignment.experts_of(layer, memory);
         if own.is_empty() {
             return Err(Error::bug("a unit without experts computes some"));
         }
@@ -393,18 +404,18 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
-    /// several matrices read is brought into their form once.
+    /// Locations of a selection's temporaries, and the launches whose results are already there: a value that
+    /// several matrices read is brought to their compute type once.
     fn temps(
         &self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         inputs: &[Operand],
         selection: &Selection,
         name: &str,
         memory: u32,
-    ) -> Result<(Vec<Home>, Vec<usize>)> {
+    ) -> Result<(Vec<ValueLocation>, Vec<usize>)> {
         let mut done = Vec::new();
-        let mut homes = Vec::new();
+        let mut locations = Vec::new();
         for (i, ty) in selection.temps.iter().enumerate() {
             let form = selection.launches.iter().enumerate().find_map(|(at, launch)| {
                 let Work::Kernel(spec) = &launch.work else { return None };
@@ -413,24 +424,25 @@ impl Builder<'_> {
                 }
                 let &[Role::In(from), Role::Temp(to)] = launch.args.as_slice() else { return None };
                 let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
-                match frame.home(v).ok()? {
-                    Home::Buffer { buffer, column, .. } => {
+                match entry.location(v).ok()? {
+                    ValueLocation::Buffer { buffer, column, .. } => {
                         Some((at, (buffer, column, self.target.symbol(spec), memory)))
                     }
-                    Home::State(_) => None,
+                    ValueLocation::State(_) => None,
                 }
             });
-            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?)))
+            if let Some((at, &location)) =
+                form.as_ref().and_then(|(at, key)| Some((*at, entry.forms.get(key)?)))
             {
-                homes.push(home);
+                locations.push(location);
                 done.push(at);
                 continue;
             }
-            let home = frame.buffer(format!("{name}.{i}"), ty, memory)?;
-            homes.push(home);
-            frame.forms.extend(form.map(|(_, key)| (key, home)));
+            let location = entry.buffer(format!("{name}.{i}"), ty, memory)?;
+            locations.push(location);
+            entry.forms.extend(form.map(|(_, key)| (key, location)));
         }
-        Ok((homes, done))
+        Ok((locations, done))
     }
 
     fn cached(&self, s: StateId) -> CacheView<'_> {
@@ -456,7 +468,7 @@ impl Builder<'_> {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
-        // The file of experts that stay on flash has what the CPU reads.
+        // The file of experts that stay on disk has what the CPU reads.
         let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
         let offset = self.ends[file].next_multiple_of(ALIGN);
         let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
@@ -469,7 +481,7 @@ impl Builder<'_> {
             file: file as u32,
             offset,
             bytes,
-            pitch: bytes / weight.shape.iter().rev().nth(2).map_or(1, |&lead| lead as u64),
+            pitch: bytes / weight.shape.iter().rev().nth(2).map_or(1, |&matrices| matrices as u64),
             shape,
             format: weight.format,
             layout,
@@ -482,7 +494,7 @@ impl Builder<'_> {
 
 /// Has a `dispatch` write a table for each unit that has some of the experts.
 fn divide(
-    frame: &mut Frame<'_>,
+    entry: &mut EntryLayout<'_>,
     steps: &mut [Step],
     table: ValueId,
     index: u32,
@@ -494,11 +506,11 @@ fn divide(
     };
     *candidates = Some(Candidates { layer: index, units: int(of.units.len())? });
     for &unit in &of.units {
-        let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
-        if let Home::Buffer { buffer, .. } = own {
+        let own = entry.buffer(format!("%{}@{unit}", table.0), entry.graph.ty(table), 0)?;
+        if let ValueLocation::Buffer { buffer, .. } = own {
             step.args.push(Arg::Buffer(buffer, 0));
         }
-        frame.tables.insert((table, unit), own);
+        entry.tables.insert((table, unit), own);
     }
     Ok(())
 }

@@ -6,33 +6,33 @@
 
 mod builtins;
 mod entry;
-mod frame;
+mod entry_layout;
+mod gpu;
 mod read;
 mod streamed;
-mod threads;
 
-use super::home::{Homes, expert_tables};
+use super::assign_units::{UnitAssignment, expert_tables};
 use super::memory::aligned;
-use super::offload::Statics;
+use super::outline_graphs::Statics;
 use entry::Builder;
 use moec_base::error::{Error, Result};
 use moec_base::paths::{DENSE, EXPERTS};
-use moec_cpu::threads::Kernel;
-use moec_cpu::{CpuTarget, KernelSpec, ThreadTarget};
+use moec_cpu::gpu::Kernel;
+use moec_cpu::{CpuTarget, GpuTarget, KernelSpec};
 use moec_ir::plan::{Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef};
 use moec_ir::{Format, Module, StateId, WeightId};
-use moec_targets::families;
+use moec_targets::backends;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
-pub struct Draft {
+pub struct UnsynchronizedPlan {
     /// Plan.
     pub plan: Plan,
     /// Kernels, in the order of [`Plan::kernels`].
     pub kernels: Vec<KernelSpec>,
     /// GPU kernels, in the order of [`Plan::launches`].
-    pub thread_kernels: Vec<Kernel>,
+    pub gpu_kernels: Vec<Kernel>,
     /// Weight that each segment packs.
     pub segment_weights: Vec<WeightId>,
 }
@@ -91,10 +91,10 @@ pub fn layout(
     cache: Format,
     artifacts: &[&str],
     statics: &Statics,
-    homes: &Homes,
+    assignment: &UnitAssignment,
     paged: bool,
-) -> Result<Draft> {
-    let mut builder = Builder::new(module, target, cache, statics, homes, paged);
+) -> Result<UnsynchronizedPlan> {
+    let mut builder = Builder::new(module, target, cache, statics, assignment, paged);
     let mut entries = Vec::new();
     for graph in &module.entries {
         entries.push(builder.entry(graph)?);
@@ -102,7 +102,7 @@ pub fn layout(
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
     let states = states(module, &builder, target, &model, cache)?;
-    let mut experts = homes.experts.clone();
+    let mut experts = assignment.experts.clone();
     let moves = !experts.policy.is_fixed();
     for layer in experts.layers.iter_mut().filter(|_| moves) {
         let of = builder.experts.get(&layer.layer);
@@ -114,7 +114,7 @@ pub fn layout(
         (layer.segments, layer.brought) =
             (parts.iter().map(|p| p.0).collect(), parts.iter().filter_map(|p| p.1).collect());
     }
-    let mut memories = homes.memories.clone();
+    let mut memories = assignment.memories.clone();
     for (m, memory) in memories.iter_mut().enumerate() {
         let of = builder.residents.iter().filter(|((at, _), _)| *at as usize == m);
         memory.residents =
@@ -129,9 +129,9 @@ pub fn layout(
         version: PLAN_VERSION,
         model,
         target: target.info(),
-        units: homes.units.clone(),
+        units: assignment.units.clone(),
         memories,
-        links: homes.links.clone(),
+        links: assignment.links.clone(),
         scratch_bytes: builder.scratch,
         // Sizes and hashes are known when the files are written; weight files have their sizes now.
         files: files
@@ -155,18 +155,18 @@ pub fn layout(
         placement: Placement::dynamic(expert_tables(module)?),
         paging,
     };
-    let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
-    Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights })
+    let (kernels, gpu_kernels) = (builder.kernels, builder.gpu_kernels);
+    Ok(UnsynchronizedPlan { plan, kernels, gpu_kernels, segment_weights: builder.segment_weights })
 }
 
 /// Writers of the kernels of each unit that launches its own.
-fn thread_targets(target: &CpuTarget, homes: &Homes) -> BTreeMap<u32, ThreadTarget> {
+fn gpu_targets(target: &CpuTarget, assignment: &UnitAssignment) -> BTreeMap<u32, GpuTarget> {
     let of = |(index, unit): (usize, &UnitRef)| {
-        let family = families::threads(&unit.family)?;
+        let backend = backends::gpu_kernels(&unit.backend)?;
         let unit = target.device().units.get(index)?;
-        Some((index as u32, ThreadTarget::new(family.generation(unit)?, target)?))
+        Some((index as u32, GpuTarget::new(backend.generation(unit)?, target)?))
     };
-    homes.units.iter().enumerate().filter_map(of).collect()
+    assignment.units.iter().enumerate().filter_map(of).collect()
 }
 
 fn int(x: usize) -> Result<u32> {

@@ -1,7 +1,7 @@
 //! Readers of values: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
 //! linear layers.
 
-use crate::offload::Statics;
+use crate::outline_graphs::Statics;
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, ValueId, WeightId};
 use std::collections::{HashMap, HashSet};
 
@@ -32,8 +32,8 @@ pub(super) fn matrices(
 ) -> HashSet<WeightId> {
     let mut found = HashSet::new();
     for graph in &module.entries {
-        let cuts = statics.cuts.iter().filter(|c| c.cut.entry == graph.kind);
-        let inside: HashSet<NodeId> = cuts.flat_map(|c| &c.cut.nodes).copied().collect();
+        let calls = statics.calls.iter().filter(|c| c.boundary.entry == graph.kind);
+        let inside: HashSet<NodeId> = calls.flat_map(|c| &c.boundary.nodes).copied().collect();
         for (at, node) in (0..).map(NodeId).zip(&graph.nodes) {
             if let (Op::Linear { .. }, Some(&Operand::Weight(w))) = (&node.op, node.inputs.get(1))
                 && !inside.contains(&at)

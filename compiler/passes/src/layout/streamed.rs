@@ -1,11 +1,11 @@
 //! Steps of experts that streams compute.
 
 use super::entry::{Builder, Placed};
-use super::frame::{Frame, Home};
+use super::entry_layout::{EntryLayout, ValueLocation};
 use super::int;
+use moec_backend::CommandStreams;
 use moec_base::error::{Error, Result};
 use moec_cpu::Selection;
-use moec_family::Streams;
 use moec_ir::plan::{Arg, Builtin, Code, Grid, Layout, Step, StreamSet};
 use moec_ir::{Op, Operand};
 
@@ -14,32 +14,32 @@ impl Builder<'_> {
     /// them.
     pub(super) fn streamed(
         &mut self,
-        frame: &mut Frame<'_>,
+        entry: &mut EntryLayout<'_>,
         place: &Placed<'_>,
         selection: &Selection,
         unit: u32,
-        streams: &dyn Streams,
+        streams: &dyn CommandStreams,
     ) -> Result<Step> {
-        let (node, graph) = (place.node, frame.graph);
+        let (node, graph) = (place.node, entry.graph);
         let &Op::ExpertFfn { bias, .. } = &node.op else { return Err(Error::bug("a stream of no experts")) };
         let layer = node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
         let value = |i: usize| match node.inputs.get(i) {
             Some(&Operand::Value(v)) => Ok(v),
             _ => Err(Error::bug("experts without rows")),
         };
-        let whole = |home: Home, cols: usize| match home {
-            Home::Buffer { buffer, column: 0, ld } if ld == cols => Ok(Arg::Buffer(buffer, 0)),
+        let whole = |location: ValueLocation, cols: usize| match location {
+            ValueLocation::Buffer { buffer, column: 0, ld } if ld == cols => Ok(Arg::Buffer(buffer, 0)),
             _ => Err(Error::bug("rows of experts that are a view, which streams do not take")),
         };
         let (x, table, y) = (value(0)?, value(1)?, node.outputs[0]);
         let (rows, hidden, slots) = (graph.ty(x).rows(), graph.ty(x).cols(), graph.ty(y).rows());
-        let own = frame.tables.get(&(table, unit)).copied();
-        let own = own.map_or_else(|| frame.home(table), Ok)?;
-        let Home::Buffer { buffer: table, .. } = own else {
+        let own = entry.tables.get(&(table, unit)).copied();
+        let own = own.map_or_else(|| entry.location(table), Ok)?;
+        let ValueLocation::Buffer { buffer: table, .. } = own else {
             return Err(Error::bug("a table that is a state"));
         };
-        let mut args = vec![whole(frame.home(x)?, hidden)?, Arg::Buffer(table, 0)];
-        let memory = self.homes.memory(unit);
+        let mut args = vec![whole(entry.location(x)?, hidden)?, Arg::Buffer(table, 0)];
+        let memory = self.assignment.memory(unit);
         for input in 2..node.inputs.len() {
             let Operand::Weight(w) = node.inputs[input] else {
                 return Err(Error::bug("an operand that is not a weight"));
@@ -53,17 +53,17 @@ impl Builder<'_> {
             let layout =
                 selection.layouts.iter().find(|(i, _)| *i == input).map_or(Layout::Rows, |(_, l)| *l);
             if !streams.reads(layout) {
-                let name = &self.homes.units[unit as usize].name;
+                let name = &self.assignment.units[unit as usize].name;
                 return Err(Error::limit(format!("`{name}` does not read weights as `{}` packs them", self.target.name()))
                     .because(format!("they lie as {layout:?}"))
                     .hint("its CPU needs AVX-512; or leave experts to the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let segment = self.segment(w, layout, false)?;
             self.experts.entry(layer).or_default()[input - 2] = segment;
-            self.reside(layer, memory, segment)?;
+            self.make_resident(layer, memory, segment)?;
             args.push(Arg::Matrices(segment));
         }
-        args.push(whole(frame.home(y)?, hidden)?);
+        args.push(whole(entry.location(y)?, hidden)?);
         let shape = match node.inputs.get(3) {
             Some(&Operand::Weight(w)) => self.module.weight(w).shape.clone(),
             _ => Vec::new(),
@@ -74,7 +74,10 @@ impl Builder<'_> {
         let set = StreamSet {
             layer,
             unit,
-            artifact: format!("artifacts/layers.{layer}.{}.streams", self.homes.units[unit as usize].name),
+            artifact: format!(
+                "artifacts/layers.{layer}.{}.streams",
+                self.assignment.units[unit as usize].name
+            ),
             experts: int(experts)?,
             hidden: int(hidden)?,
             inner: int(inner)?,

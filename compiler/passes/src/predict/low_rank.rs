@@ -12,8 +12,8 @@ use super::product::{product, product_bytes};
 use moec_profile::inputs::SecondMoments;
 use nalgebra::{DMatrix, SymmetricEigen};
 
-/// Vectors beyond those that are asked for: what is near the border converges slowly.
-const SPARE: usize = 8;
+/// Vectors beyond those that are requested: what is near the border converges slowly.
+const OVERSAMPLING: usize = 8;
 /// Turns of the iteration.
 const TURNS: usize = 12;
 /// Most steps of the eigenvalues of the small matrix, for each of its rows.
@@ -29,7 +29,7 @@ pub struct Factors {
 
 /// Vectors that are iterated for `rank` of them.
 fn wide(inter: usize, hidden: usize, rank: usize) -> usize {
-    (rank + SPARE).min(inter).min(hidden)
+    (rank + OVERSAMPLING).min(inter).min(hidden)
 }
 
 /// Most bytes that [`factors`] takes, beside the gates: they grow with the sides of the matrix, not with their squares.

@@ -1,8 +1,8 @@
-//! After `cluster`: few rows ask a predictor which neurons are active before they ask gates (PowerInfer-2, §2.2, §4.1.2 and §5).
+//! After `cluster`: few rows query a predictor for the active neurons before gates are applied (PowerInfer-2, §2.2, §4.1.2 and §5).
 //!
-//! Where experts lie by neurons every gate is read, or a sketch of it, to know which neurons are active. A predictor says so for fewer bytes, and
+//! Where experts lie by neurons every gate is read, or an int8 bound of it, to know which neurons are active. A predictor says so for fewer bytes, and
 //! errs: a neuron it takes to be active has its gate computed first, so that a needless call costs a gate; a missed one is lost. So
-//! results change, and nothing is done unless `predict` under `[experts]` asks for it.
+//! results change, and nothing is done unless `predict` under `[experts]` requests it.
 //!
 //! ```text
 //! y = neuron_ffn(x, table, neurons)   →   y = neuron_ffn(x, table, neurons, right, left, margin) {predict = low_rank}
@@ -50,23 +50,23 @@ struct Shape {
     inter: usize,
     hidden: usize,
     format: Format,
-    sketch: bool,
+    gate_bound: bool,
 }
 
 impl Shape {
     /// Bytes of a row of `cols` numbers that lies by itself.
     const fn row(format: Format, cols: usize) -> usize {
-        Bundle { format, hidden: cols, sketch: false }.part_bytes()
+        Bundle { format, hidden: cols, gate_bound: false }.part_bytes()
     }
 
-    /// Bytes that a token reads of a layer where every gate is asked, or every sketch, as if these proved all that is true.
-    fn exact(&self, awake: f64) -> f64 {
-        let bundle = Bundle { format: self.format, hidden: self.hidden, sketch: self.sketch };
+    /// Bytes that a token reads of a layer where every gate is applied, or every gate bound, as if these proved all that is true.
+    fn exact(&self, active: f64) -> f64 {
+        let bundle = Bundle { format: self.format, hidden: self.hidden, gate_bound: self.gate_bound };
         let (part, all) = (bundle.part_bytes() as f64, (self.k * self.inter) as f64);
-        if self.sketch {
-            all * (bundle.sketch_bytes() as f64 + awake * 3.0 * part)
+        if self.gate_bound {
+            all * (bundle.gate_bound_bytes() as f64 + active * 3.0 * part)
         } else {
-            all * (part + awake * 2.0 * part)
+            all * (part + active * 2.0 * part)
         }
     }
 
@@ -83,15 +83,15 @@ impl Shape {
     }
 
     /// Bytes that a token reads with a predictor: all of it, gates of the neurons it takes to be active, up and down of those that are.
-    fn predicted(&self, tried: &Tried, awake: f64) -> f64 {
+    fn predicted(&self, tried: &Tried, active: f64) -> f64 {
         let (part, all) = (Self::row(self.format, self.hidden) as f64, (self.k * self.inter) as f64);
-        (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * awake * tried.recall)
+        (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * active * tried.recall)
     }
 }
 
 impl Layer {
     fn bytes(&self, tried: &Tried) -> f64 {
-        self.shape.predicted(tried, self.trained.awake)
+        self.shape.predicted(tried, self.trained.active)
     }
 
     /// Takes what reads least of the kinds that are wanted: `auto` only where that is less than gates take.
@@ -104,15 +104,15 @@ impl Layer {
         };
         let tried = self.trained.tried.iter().enumerate().filter(|(_, t)| kinds(t));
         let best = tried.min_by(|(_, a), (_, b)| self.bytes(a).total_cmp(&self.bytes(b)));
-        let exact = self.shape.exact(self.trained.awake);
-        let way = if self.shape.sketch { "sketches" } else { "gates" };
+        let exact = self.shape.exact(self.trained.active);
+        let way = if self.shape.gate_bound { "gate bounds" } else { "gates" };
         (self.chosen, self.why) = match best {
             None => (None, "its matrices are too small for any of that kind".to_owned()),
             Some((_, t)) if wanted == Predict::Auto && self.bytes(t) >= exact => {
                 (None, format!("{way} read no more"))
             }
             Some((at, t)) if self.bytes(t) < exact => (Some(at), format!("reads less than {way}")),
-            Some((at, _)) => (Some(at), format!("asked for, though {way} read less")),
+            Some((at, _)) => (Some(at), format!("requested, though {way} read less")),
         };
     }
 
@@ -121,11 +121,11 @@ impl Layer {
         let Self { shape, trained, .. } = self;
         let chosen = self.chosen.and_then(|at| trained.tried.get(at));
         let chosen = chosen.map_or_else(|| OFF.to_owned(), |t| name(t.kind));
-        let exact = shape.exact(trained.awake).round();
+        let exact = shape.exact(trained.active).round();
         let decision = Decision::new("cluster", "predictors of neurons", chosen, &*self.why)
             .in_layer(self.number)
             .with(&[
-                ("awake_share", trained.awake),
+                ("active_share", trained.active),
                 ("rows_fitted", trained.rows[0] as f64),
                 ("rows_counted", trained.rows[1] as f64),
             ])
@@ -133,7 +133,7 @@ impl Layer {
                 OFF,
                 &[
                     ("found_share", 1.0),
-                    ("taken_share", trained.awake),
+                    ("taken_share", trained.active),
                     ("token_bytes", exact),
                     ("held_bytes", 0.0),
                 ],
@@ -214,7 +214,7 @@ impl Layer {
     }
 }
 
-/// No predictor: gates, or sketches of them, tell which neurons are active.
+/// No predictor: gates, or their int8 bounds, tell which neurons are active.
 const OFF: &str = "off";
 
 /// `low-rank 32` or `coarse`.
@@ -226,7 +226,7 @@ fn name(kind: Kind) -> String {
 }
 
 /// Neurons that a node computes, of the layer that it belongs to: those that are active past a border. Below a threshold of SiLU
-/// they are active on two sides of what sleeps.
+/// they are active on both sides of inactive ones.
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
         (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
@@ -256,7 +256,7 @@ pub fn choose(
     profile: &Profile,
     lowered: &Module,
     source: &dyn Source,
-    sketched: fn(Format, Glu) -> bool,
+    has_bounds: fn(Format, Glu) -> bool,
 ) -> Result<Vec<Layer>> {
     let mut found: BTreeMap<WeightId, Layer> = BTreeMap::new();
     for graph in &module.entries {
@@ -271,10 +271,10 @@ pub fn choose(
             let hidden = declared.cols() / moec_ir::bundle::PARTS;
             let input = Input::of(profile, lowered, &declared.expr, source)?;
             let Some(input) = input.filter(|i| i.cols == hidden && i.len() >= 2) else { continue };
-            let (experts, inter, format) = (declared.lead(), declared.rows(), declared.format);
+            let (experts, inter, format) = (declared.matrices(), declared.rows(), declared.format);
             let neurons = Neurons { expr: &declared.expr, experts, inter, hidden, glu };
             let trained = train::train(&neurons, &input, wanted.recall, source)?;
-            let shape = Shape { experts, k, inter, hidden, format, sketch: sketched(format, glu) };
+            let shape = Shape { experts, k, inter, hidden, format, gate_bound: has_bounds(format, glu) };
             let mut found_here =
                 Layer { number: layer, weight, shape, trained, chosen: None, why: String::new() };
             found_here.choose(wanted.predict);
@@ -284,7 +284,7 @@ pub fn choose(
     Ok(found.into_values().collect())
 }
 
-/// Has nodes ask the predictors that were taken; `which` says of how many rows these are.
+/// Has nodes query the predictors that were taken; `which` says of how many rows these are.
 pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which: impl Fn(usize) -> bool) {
     let mut declared = BTreeMap::new();
     for layer in layers {
@@ -300,7 +300,7 @@ pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which
             node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
         }
     }
-    // A predictor that no entry point asks is not stored.
+    // A predictor that no entry point uses is not stored.
     crate::rewrite::drop_unused_weights(module);
 }
 

@@ -3,7 +3,7 @@
 //! A predictor takes a neuron to be active where what it says of the gate is past the border less `κ` of its standard errors. The errors
 //! and `κ` are of every other row, so that of the neurons that these rows activate the wished share is found; recall and the share that is
 //! taken to be active are counted on the others. Rows are of a layer: which experts its router chose for them is not in a profile,
-//! so that every row meets every expert.
+//! so that every row is computed by every expert.
 
 use super::low_rank;
 use half::bf16;
@@ -79,7 +79,7 @@ pub(super) struct Tried {
 /// All predictors of a layer.
 pub(super) struct Trained {
     /// Share of neurons that rows activate, of those that nothing was fitted to.
-    pub(super) awake: f64,
+    pub(super) active: f64,
     /// Rows that were fitted to, and rows that were counted.
     pub(super) rows: [usize; 2],
     pub(super) tried: Vec<Tried>,
@@ -97,11 +97,11 @@ pub(super) struct Factors {
 /// Statistics of one expert for a kind: of the neurons that rows activate, and of the others, how many standard errors below the border the
 /// predictor puts them.
 #[derive(Default)]
-struct Seen {
+struct MarginSamples {
     errors: Vec<f32>,
     fitted: Vec<f32>,
-    woken: Vec<f32>,
-    asleep: Vec<f32>,
+    active: Vec<f32>,
+    inactive: Vec<f32>,
 }
 
 /// Whether a gate activates its neuron, as [`moec_ir::Op::NeuronFfn`] has it.
@@ -137,32 +137,34 @@ pub(super) fn train(
     let experts = in_parallel(of.experts, at_once, |e| expert(of, input, e, &kinds, source))?;
     let halves = [input.len().div_ceil(2), input.len() / 2];
     let mut factors = Vec::new();
-    let mut by_kind: Vec<Vec<Seen>> = kinds.iter().map(|_| Vec::new()).collect();
+    let mut by_kind: Vec<Vec<MarginSamples>> = kinds.iter().map(|_| Vec::new()).collect();
     for (own, seen) in experts {
         factors.push(own);
         by_kind.iter_mut().zip(seen).for_each(|(all, seen)| all.push(seen));
     }
-    let count = |of: &[Seen], which: fn(&Seen) -> &Vec<f32>| of.iter().map(|s| which(s).len()).sum::<usize>();
+    let count = |of: &[MarginSamples], which: fn(&MarginSamples) -> &Vec<f32>| {
+        of.iter().map(|s| which(s).len()).sum::<usize>()
+    };
     let first = by_kind.first().map_or(&[][..], Vec::as_slice);
-    let woken = count(first, |s| &s.woken);
-    let all = woken + count(first, |s| &s.asleep);
+    let active = count(first, |s| &s.active);
+    let all = active + count(first, |s| &s.inactive);
     let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
     let tried = kinds.into_iter().zip(&by_kind).map(|(kind, seen)| {
         let mut fitted: Vec<f32> = seen.iter().flat_map(|s| s.fitted.iter().copied()).collect();
         let kappa = quantile(&mut fitted, recall);
         let within = |x: &&f32| f64::from(**x) < kappa;
-        let found = seen.iter().flat_map(|s| &s.woken).filter(within).count();
-        let false_ones = seen.iter().flat_map(|s| &s.asleep).filter(within).count();
+        let found = seen.iter().flat_map(|s| &s.active).filter(within).count();
+        let false_ones = seen.iter().flat_map(|s| &s.inactive).filter(within).count();
         let margin = |error: &f32| (kappa * f64::from(*error)) as f32 - border(of.glu);
         Tried {
             kind,
             kappa,
-            recall: share(found, woken),
+            recall: share(found, active),
             predicted: share(found + false_ones, all),
             margins: seen.iter().flat_map(|s| s.errors.iter().map(margin)).collect(),
         }
     });
-    Ok(Trained { awake: share(woken, all), rows: halves, tried: tried.collect(), factors })
+    Ok(Trained { active: share(active, all), rows: halves, tried: tried.collect(), factors })
 }
 
 /// The least number that such a share of all is below.
@@ -200,7 +202,7 @@ fn expert(
     e: usize,
     kinds: &[Kind],
     source: &dyn Source,
-) -> Result<(Factors, Vec<Seen>)> {
+) -> Result<(Factors, Vec<MarginSamples>)> {
     moec_base::interrupt::check()?;
     let gates = gates(of, e, source)?;
     let rank = kinds.iter().map(|k| k.rank).max().unwrap_or(0);
@@ -264,7 +266,7 @@ fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: u
 }
 
 /// Compares what is said of gates with what they are, `[rows, inter]` both.
-fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> Seen {
+fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> MarginSamples {
     let (inter, border) = (of.inter, border(of.glu));
     let rows = || exact.chunks_exact(inter).zip(said.chunks_exact(inter)).enumerate();
     let mut squares = vec![0.0_f64; inter];
@@ -278,15 +280,15 @@ fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> Seen {
     let least = f64::from(f32::MIN_POSITIVE).sqrt();
     let error = |sum: &f64| (sum / f64::from(fitted.max(1))).sqrt().max(least) as f32;
     let errors: Vec<f32> = squares.iter().map(error).collect();
-    let mut seen = Seen::default();
+    let mut seen = MarginSamples::default();
     for (row, (exact, said)) in rows() {
         for (i, (gate, said)) in exact.iter().zip(said).enumerate() {
             let below = (border - said) / errors[i];
             match (wakes(of.glu, *gate), row % 2) {
                 (true, 0) => seen.fitted.push(below),
-                (true, _) => seen.woken.push(below),
+                (true, _) => seen.active.push(below),
                 (false, 0) => {}
-                (false, _) => seen.asleep.push(below),
+                (false, _) => seen.inactive.push(below),
             }
         }
     }

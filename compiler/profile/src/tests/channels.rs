@@ -34,7 +34,7 @@ fn weight(name: &str, expr: WeightExpr) -> Weight {
 
 /// Two matrices with one input, of mean squares 3 and 1, and two experts of which one saw little.
 fn profile() -> Profile {
-    let seen = |lead: &[u64], sums: &[f32]| Moments::from_sums(2, lead.to_vec(), sums).unwrap();
+    let seen = |tokens: &[u64], sums: &[f32]| Moments::from_sums(2, tokens.to_vec(), sums).unwrap();
     let weights = [
         ("gate".to_owned(), seen(&[100], &[300.0, 100.0])),
         ("up".to_owned(), seen(&[100], &[300.0, 100.0])),
@@ -45,10 +45,13 @@ fn profile() -> Profile {
 
 fn importance(lowered: Vec<Weight>, rewritten: Weight) -> Result<Option<Vec<f32>>> {
     let module = |weights| Module { weights, ..Module::default() };
-    let (leads, lowered, rewritten) = (rewritten.lead(), module(lowered), module(vec![rewritten]));
+    let (matrices, lowered, rewritten) = (rewritten.matrices(), module(lowered), module(vec![rewritten]));
     let found = Importance::new(&profile(), &lowered, &rewritten, &Twos, |_| true)?;
-    assert_eq!(found.importance("w", leads), None);
-    Ok((0..leads).map(|lead| found.importance("w", lead)).collect::<Option<Vec<_>>>().map(|c| c.concat()))
+    assert_eq!(found.importance("w", matrices), None);
+    Ok((0..matrices)
+        .map(|matrix| found.importance("w", matrix))
+        .collect::<Option<Vec<_>>>()
+        .map(|c| c.concat()))
 }
 
 fn of(expr: WeightExpr) -> Option<Vec<f32>> {

@@ -8,14 +8,18 @@ pub(super) fn origin() -> Origin {
     Origin { family: "olmoe".into(), hidden: 64, vocab: 512, layers: 2, checkpoint: [7; 32] }
 }
 
-pub(super) fn moments(lead: usize, cols: usize) -> impl Strategy<Value = Moments> {
-    (vec(TOKENS, lead), vec(0.0_f32..1e20, lead * cols))
+pub(super) fn moments(matrices: usize, cols: usize) -> impl Strategy<Value = Moments> {
+    (vec(TOKENS, matrices), vec(0.0_f32..1e20, matrices * cols))
         .prop_map(move |(tokens, sums)| Moments::from_sums(cols, tokens, &sums).unwrap())
 }
 
-pub(super) fn correlations(reader: &str, lead: usize, cols: usize) -> impl Strategy<Value = Correlations> {
+pub(super) fn correlations(
+    reader: &str,
+    matrices: usize,
+    cols: usize,
+) -> impl Strategy<Value = Correlations> {
     let (reader, block) = (reader.to_owned(), 2);
-    let inputs = vec(vec(-2.0_f32..2.0, cols), 3 * lead);
+    let inputs = vec(vec(-2.0_f32..2.0, cols), 3 * matrices);
     inputs.prop_map(move |inputs| {
         let mut sums = Vec::new();
         for seen in inputs.chunks(3) {
@@ -24,7 +28,7 @@ pub(super) fn correlations(reader: &str, lead: usize, cols: usize) -> impl Strat
                 sums.extend(pairs.map(|(i, j)| seen.iter().map(|x| x[i] * x[j]).sum::<f32>()));
             }
         }
-        Correlations::from_sums(vec![reader.clone()], cols, block, vec![3; lead], &sums).unwrap()
+        Correlations::from_sums(vec![reader.clone()], cols, block, vec![3; matrices], &sums).unwrap()
     })
 }
 
@@ -71,7 +75,7 @@ pub(super) fn profile() -> impl Strategy<Value = Profile> {
     let sequences = vec(1_usize..4, 0..3);
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
     let rows = vec(vec(-1e30_f32..1e30, 3), 0..9).prop_map(|rows| {
-        let mut kept = samples::Kept::default();
+        let mut kept = samples::RowSample::default();
         for row in &rows {
             kept.add(row, samples::ROWS);
         }
@@ -127,7 +131,7 @@ pub(super) fn example() -> Profile {
         )]
         .into(),
         routes: Routes { sequences: vec![sequence(3)] },
-        neurons: vec![fired()],
+        neurons: vec![neuron_counts()],
         samples: vec![sample(0)],
         gates: vec![gates(0)],
         correlations: vec![
@@ -154,13 +158,13 @@ pub(super) fn gates(layer: u32) -> Gates {
 
 /// Three rows of the channels of both experts' inputs.
 pub(super) fn sample(first: u8) -> Sample {
-    let mut kept = samples::Kept::default();
+    let mut kept = samples::RowSample::default();
     (first..first + 3).for_each(|i| kept.add(&[f32::from(i), -0.5], samples::ROWS));
     kept.finish(vec!["layers.0.moe.down".to_owned()], 2)
 }
 
 /// Three neurons of each of two experts: two tokens of the first one, and the batch of both.
-pub(super) fn fired() -> NeuronCounts {
+pub(super) fn neuron_counts() -> NeuronCounts {
     let mut counts = NeuronCounts::new((0, "layers.0.moe.down".into()), (2, 3, true), &[0.0], 2);
     let [alone, both] = counts.levels[0].batches.as_mut_slice() else { panic!("two sizes of batches") };
     alone.add(0, 3, &[0b100]).unwrap();

@@ -117,7 +117,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
         (small(), small()).prop_map(|(experts, zero)| Op::ZeroExperts { experts, zero }),
-        (small(), small()).prop_map(|(layer, scores)| Op::Fetch { layer, scores }),
+        (small(), small()).prop_map(|(layer, scores)| Op::RequestExperts { layer, scores }),
         (small(), small(), small()).prop_map(|(heads, start, len)| Op::Slice { heads, start, len }),
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
         (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),

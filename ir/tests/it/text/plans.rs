@@ -13,8 +13,8 @@ pub(super) fn layout() -> impl Strategy<Value = Layout> {
         1 => Layout::Panels { nr },
         2 => Layout::GluPanels { nr },
         5 => Layout::Gates,
-        6 => Layout::Rests,
-        sketch => Layout::Neurons { sketch: sketch == 4 },
+        6 => Layout::UpDown,
+        gate_bound => Layout::Neurons { gate_bound: gate_bound == 4 },
     })
 }
 
@@ -38,9 +38,14 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
             ]
         )
             .prop_map(|(words, span)| Code::Builtin(Builtin::Copy { words, span })),
-        any::<(u32, u32, u32, [u32; 4])>()
-            .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
-        any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::Wake { layer, rows, k })),
+        any::<(u32, u32, u32, [u32; 4])>().prop_map(|(layer, rows, k, strides)| Code::Builtin(
+            Builtin::RequestExperts { layer, rows, k, strides }
+        )),
+        any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::RequestNeurons {
+            layer,
+            rows,
+            k
+        })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::LimitCapacity {
             set,
             k,
@@ -110,7 +115,7 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
 /// Units, memories and links.
 pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>)> {
     let unit =
-        (text(), text(), any::<u32>()).prop_map(|(name, family, memory)| UnitRef { name, family, memory });
+        (text(), text(), any::<u32>()).prop_map(|(name, backend, memory)| UnitRef { name, backend, memory });
     let resident = any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
     let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3)).prop_map(
         |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
@@ -179,7 +184,7 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
         |(bytes, [a, b, c, d, block_bytes], policy, pinned, layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
-            let (threads, frames, spare) = (a, b, c);
+            let (threads, frames, staging) = (a, b, c);
             let checksums = (0..matrices).map(|i| i.wrapping_mul(d)).collect();
             let uses = (0..if d % 2 == 0 { 0 } else { matrices / 2 }).map(|i| i.wrapping_mul(d)).collect();
             Paging {
@@ -189,7 +194,7 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
                 process,
                 frame_bytes,
                 frames,
-                spare,
+                staging,
                 block_bytes,
                 policy,
                 pinned,
@@ -242,8 +247,8 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
     let few = prop::option::of((any::<u32>(), 0f32..=1.0));
     let few = few.prop_map(|few| few.map(|(experts, gamma)| BigLittle { experts, gamma }));
     let numbers = (numbers, few, prop::option::of(float()));
-    let port = || (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| Port { name, shape });
-    let graph = (text(), text(), list(port(), 0..3), list(port(), 0..3), any::<bool>()).prop_map(
+    let tensor = || (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| GraphTensor { name, shape });
+    let graph = (text(), text(), list(tensor(), 0..3), list(tensor(), 0..3), any::<bool>()).prop_map(
         |(package, function, inputs, outputs, stateful)| GraphDecl {
             package,
             function,
@@ -263,10 +268,12 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
     let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3), hot).prop_map(
         |((layer, capacities), overflow, groups, hot)| ExpertSet { layer, overflow, capacities, groups, hot },
     );
-    let attention = any::<(u32, u32, Option<u32>, bool)>()
-        .prop_map(|(angles, context, window, apart)| PartAttention { angles, context, window, apart });
+    let attention =
+        any::<(u32, u32, Option<u32>, bool)>().prop_map(|(angles, context, window, one_call_per_row)| {
+            SubgraphAttention { angles, context, window, one_call_per_row }
+        });
     let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
-        .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
+        .prop_map(|((graphs, inputs, outputs), attention)| Subgraph { graphs, inputs, outputs, attention });
     let paging = prop::option::of(random_paging());
     let statics = (
         list(graph, 0..3),
@@ -280,7 +287,7 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
     (texts, numbers, lists, statics).prop_map(
         |(
             (features, (units, memories, links), [family, name, triple, cpu], symbols),
-            ((n, bos, eos, long), big_little, silenced),
+            ((n, bos, eos, long), big_little, thresholded),
             lists,
             statics,
         )| {
@@ -298,7 +305,7 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
                     parameters: long[0],
                     active_parameters: long[1],
                     big_little,
-                    silenced,
+                    thresholded,
                 },
                 target: TargetInfo { name, triple, cpu, features },
                 units,
@@ -329,7 +336,7 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
     )
 }
 
-pub(super) fn random_launch() -> impl Strategy<Value = ThreadKernel> {
+pub(super) fn random_launch() -> impl Strategy<Value = GpuKernel> {
     let extent = prop_oneof![
         any::<u32>().prop_map(Extent::Fixed),
         any::<u32>().prop_map(|per| Extent::Rows { per }),
@@ -340,7 +347,7 @@ pub(super) fn random_launch() -> impl Strategy<Value = ThreadKernel> {
     let numbers = any::<(u32, u32, u8, u8)>();
     (text(), text(), numbers, launch).prop_map(|(artifact, symbol, (unit, operands, count, args), launch)| {
         let results = Results::last(count as usize, args as usize);
-        ThreadKernel { unit, artifact, symbol, operands, results, launch }
+        GpuKernel { unit, artifact, symbol, operands, results, launch }
     })
 }
 
@@ -361,9 +368,9 @@ pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
     let us = || 0.0..1e12_f64;
     let curve = || list((any::<u32>(), us()), 0..4);
     let costs = ([curve(), curve(), curve()], [us(), us(), us(), us(), us(), us()], any::<(u64, u64)>());
-    let costs = costs.prop_map(|([hot, processor, cold], n, (expert_bytes, row_bytes))| ExpertCosts {
+    let costs = costs.prop_map(|([hot, cpu, cold], n, (expert_bytes, row_bytes))| ExpertCosts {
         hot,
-        processor,
+        cpu,
         cold,
         bring_us: n[0],
         striped_us: n[1],
@@ -381,8 +388,8 @@ pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
     let policy = (0..3, scheduled, cached, costs).prop_map(|(which, scheduled, cached, costs)| match which {
         0 => ExpertPolicy::Fixed,
         1 => {
-            let ((hot, [cold, modules, frames], moves), refine) = scheduled;
-            ExpertPolicy::Scheduled(Scheduled { hot, cold, modules, frames, moves, refine, costs })
+            let ((hot, [cold, dimms, frames], moves), refine) = scheduled;
+            ExpertPolicy::Scheduled(Scheduled { hot, cold, dimms, frames, moves, refine, costs })
         }
         _ => {
             let ((divides, keeps, [hot, frames, ahead, k], first_us, score), pinned) = cached;
@@ -391,13 +398,13 @@ pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
         }
     });
     let layer = any::<(u32, [Vec<u32>; 4], Vec<i32>)>().prop_map(
-        |(layer, [units, starts, segments, brought], modules)| ExpertLayer {
+        |(layer, [units, starts, segments, brought], dimms)| ExpertLayer {
             layer,
             units,
             starts,
             segments,
             brought,
-            modules,
+            dimms,
         },
     );
     (list(layer, 0..3), policy).prop_map(|(layers, policy)| ExpertPlacement { layers, policy })

@@ -1,13 +1,13 @@
-//! A phone in virtual time: cores, an NPU and a GPU that share one memory, flash behind one queue of
+//! A phone in virtual time: cores, an NPU and a GPU that share one memory, UFS behind one queue of
 //! commands, and what each costs in power. It depends on nothing of the evaluation.
 //!
 //! Units are bytes, seconds, multiply-adds and watts, rates are per second.
 
-mod flash;
 mod memory;
+mod ufs;
 
-pub use flash::{Cluster, Flash};
 pub use memory::Memory;
+pub use ufs::{Cluster, Ufs};
 
 /// Cores of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub struct Phone {
     /// Shared memory.
     pub memory: Memory,
     /// Storage.
-    pub flash: Flash,
+    pub ufs: Ufs,
     /// Multiply-adds of the cores that compute.
     pub cpu_macs: f64,
     /// Multiply-adds of the NPU.
@@ -57,7 +57,7 @@ pub struct Phone {
 }
 
 impl Phone {
-    /// Parts of the cores in the rate of all that compute, of one each: `without` is a core that reads flash instead.
+    /// Parts of the cores in the rate of all that compute, of one each: `without` is a core that reads UFS instead.
     pub fn workers(&self, without: Option<Cluster>) -> Vec<f64> {
         let computing = &self.cores[..self.cores.len().saturating_sub(1).max(1)];
         let all: f64 = computing.iter().map(|c| c.ghz * c.count as f64).sum();

@@ -8,7 +8,7 @@ use crate::bundle::BundleReader;
 use crate::error::{Error, Fault, Result};
 use crate::exec::engine::{Engine, most_rows};
 use crate::exec::timeline::Timeline;
-use crate::kv::cannot::most_guesses;
+use crate::kv::cannot::max_draft_tokens;
 use crate::kv::saved::{self, Saved};
 use crate::platform::regular;
 use crate::serving::best_of::{BestOf, best_of_into};
@@ -16,11 +16,11 @@ use crate::serving::big_little::Decoder;
 use crate::serving::generate::{Generation, Request, Way, check_context, generate_by};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::speculate::Speculated;
-use crate::serving::stops::{self, Stops, Until};
+use crate::serving::stops::{self, StopCondition, Stops};
 use crate::serving::text::{self, Text, TextStream};
 use crate::weights::Demand;
 use moec_ir::FEW_ROWS;
-use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
+use report::{add_draft_tokens, line_of_draft_tokens, rates, rates_of_several, report, report_of_several};
 use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -94,7 +94,11 @@ pub(super) fn run(
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
     let request = Request { slot: 0, prompt: &prompt, n, end };
     let tokenizer = tokenizer.map(Arc::new);
-    let held = Held { form, text: tokenizer.as_ref().filter(|_| !args.stop.is_empty()), stop: &args.stop };
+    let held = AnswerConstraints {
+        form,
+        text: tokenizer.as_ref().filter(|_| !args.stop.is_empty()),
+        stop: &args.stop,
+    };
     let job = Job { request, decoder, how, held, tokenizer: tokenizer.as_deref(), args, watch, saved };
     match args.best_of {
         None => single(&mut engine, job, io),
@@ -107,7 +111,7 @@ struct Job<'a> {
     request: Request<'a>,
     decoder: Decoder,
     how: Sampling,
-    held: Held<'a>,
+    held: AnswerConstraints<'a>,
     tokenizer: Option<&'a Text>,
     args: &'a Generate,
     watch: Option<Watch>,
@@ -116,21 +120,21 @@ struct Job<'a> {
 
 /// Constraints on answers.
 #[derive(Clone, Copy)]
-struct Held<'a> {
+struct AnswerConstraints<'a> {
     form: Option<&'a MakeConstraint>,
     /// Tokenizer, where a text ends answers.
     text: Option<&'a Arc<Text>>,
     stop: &'a [String],
 }
 
-impl Held<'_> {
+impl AnswerConstraints<'_> {
     /// The sampler of one answer.
     fn sampler(&self, mut sampler: Sampler) -> Result<Sampler> {
         if let Some(form) = self.form {
             sampler = sampler.constrained(form()?);
         }
         Ok(match self.text {
-            Some(text) => sampler.constrained(Box::new(Until::new(text.own_stream(), self.stop))),
+            Some(text) => sampler.constrained(Box::new(StopCondition::new(text.own_stream(), self.stop))),
             None => sampler,
         })
     }
@@ -179,7 +183,7 @@ fn check_speculation(
                 .to_owned(),
         });
     }
-    most_guesses(context.program)?;
+    max_draft_tokens(context.program)?;
     Ok(())
 }
 
@@ -190,9 +194,9 @@ fn restore(
     request: &Request<'_>,
     io: &mut Io<'_>,
 ) -> Result<Vec<u32>> {
-    if let Some(turn) = saved.turned_from(request.prompt.len()) {
+    if let Some(threshold) = saved.crossed_long_rope_threshold(request.prompt.len()) {
         io.note(&format!(
-            "note: nothing of the saved prompt is used: this model turns the positions of prompts of more than {turn} tokens otherwise"
+            "note: nothing of the saved prompt is used: this model has other position angles (LongRoPE) for prompts of more than {threshold} tokens"
         ));
         return Ok(Vec::new());
     }
@@ -226,7 +230,7 @@ fn made(
         Some(path) => saved::save(engine, request.slot, request.prompt, path).map(drop),
         None => Ok(()),
     };
-    let way = Way { held: &held, guesses: args.speculate.unwrap_or(0), read: Some(&mut save) };
+    let way = Way { held: &held, draft_tokens: args.speculate.unwrap_or(0), read: Some(&mut save) };
     let (done, did) = generate_by(engine, request, way, (decoder, sampler), &mut |id| on_token(id, io))?;
     Ok((done, args.speculate.map(|_| did)))
 }
@@ -287,15 +291,15 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     if args.json {
-        let (done, guesses) = done?;
+        let (done, draft_tokens) = done?;
         let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?.map(|text| held.cut(text));
         let mut report = report(&done, text, args.log_probabilities.is_some());
         if args.load_prompt.is_some() {
             report["loaded_tokens"] = json!(done.held);
             report["prefilled_tokens"] = json!(done.prompt - done.held);
         }
-        if let Some(did) = guesses {
-            add_guesses(&mut report, did);
+        if let Some(did) = draft_tokens {
+            add_draft_tokens(&mut report, did);
         }
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
@@ -309,11 +313,11 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if (any || done.is_ok()) && !matches!(done, Err(Error::Output(_))) {
             printer.finish(io)?;
         }
-        let (done, guesses) = done?;
+        let (done, draft_tokens) = done?;
         if !args.quiet {
             io.note(&rates(&done));
-            if let Some(did) = guesses {
-                io.note(&line_of_guesses(did));
+            if let Some(did) = draft_tokens {
+                io.note(&line_of_draft_tokens(did));
             }
             if let Some(did) = engine.paging() {
                 io.note(&paging::line(&did));
@@ -333,19 +337,19 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         watch.start(engine);
     }
     let interrupt = interrupt::guard();
-    let mut drawn = BestOf::default();
+    let mut sampled = BestOf::default();
     let made = &mut |sampler| held.sampler(sampler);
-    let done = best_of_into(engine, &request, many, &mut decoder, (&how, made), &mut drawn);
+    let done = best_of_into(engine, &request, many, &mut decoder, (&how, made), &mut sampled);
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
-    let ranking = drawn.ranking();
+    let ranking = sampled.ranking();
     let text = |ids: &[u32]| match tokenizer {
         Some(t) => t.decode(ids).map(|text| Some(held.cut(text))),
         None => Ok(None),
     };
     if args.json {
         done?;
-        let mut report = report_of_several(&drawn, &ranking, &text)?;
+        let mut report = report_of_several(&sampled, &ranking, &text)?;
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
         }
@@ -358,7 +362,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
     // Also after an interrupt or an error: what is there is printed.
     let shown = if args.all { &ranking[..] } else { &ranking[..ranking.len().min(1)] };
     for &i in shown {
-        let c = &drawn.candidates[i];
+        let c = &sampled.candidates[i];
         let words = text(&c.ids)?;
         let words = words.unwrap_or_else(|| c.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
         let cut = if c.ended { "" } else { ", cut short" };
@@ -374,7 +378,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
     }
     done?;
     if !args.quiet {
-        io.note(&rates_of_several(&drawn));
+        io.note(&rates_of_several(&sampled));
         if let Some(did) = engine.paging() {
             io.note(&paging::line(&did));
         }

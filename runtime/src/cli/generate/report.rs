@@ -25,9 +25,9 @@ pub(super) fn report(done: &Generation, text: Option<String>, log_probabilities:
 
 /// The log-probabilities of one token.
 fn log_probabilities_of(of: &LogProbabilities) -> Value {
-    let likeliest: Vec<Value> =
-        of.likeliest.iter().map(|(id, p)| json!({ "id": id, "log_probability": p })).collect();
-    json!({ "id": of.id, "log_probability": of.chosen, "likeliest": likeliest })
+    let most_probable: Vec<Value> =
+        of.most_probable.iter().map(|(id, p)| json!({ "id": id, "log_probability": p })).collect();
+    json!({ "id": of.id, "log_probability": of.chosen, "most_probable": most_probable })
 }
 
 /// The object that `--best-of` with `--json` prints: that of the best, and all of them.
@@ -59,23 +59,23 @@ pub(super) fn report_of_several(
 }
 
 /// Counts of draft tokens.
-pub(super) fn add_guesses(report: &mut Value, did: Speculated) {
-    let Speculated { guessed, kept, calls, alone, close } = did;
+pub(super) fn add_draft_tokens(report: &mut Value, did: Speculated) {
+    let Speculated { draft_tokens, accepted, calls, alone, close } = did;
     report["speculation"] = json!({
-        "guessed": guessed,
-        "kept": kept,
+        "draft_tokens": draft_tokens,
+        "accepted": accepted,
         "acceptance": did.acceptance(),
-        "calls_with_guesses": calls,
+        "calls_with_draft_tokens": calls,
         "calls_of_one_token": alone,
         "too_close": close,
     });
 }
 
-pub(super) fn line_of_guesses(did: Speculated) -> String {
+pub(super) fn line_of_draft_tokens(did: Speculated) -> String {
     let share = did.acceptance().map_or(String::new(), |a| format!(" ({:.0} %)", 100.0 * a));
     format!(
         "draft tokens: {} of {} accepted{share}, in {} calls; {} calls of one token, {} choices too close to count",
-        did.kept, did.guessed, did.calls, did.alone, did.close
+        did.accepted, did.draft_tokens, did.calls, did.alone, did.close
     )
 }
 

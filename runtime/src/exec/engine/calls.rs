@@ -217,15 +217,15 @@ impl<'p> Engine<'p> {
     /// As [`Engine::in_order`], on all threads.
     fn on_threads(&mut self, entry: usize, rows: Range<usize>, sink: &(dyn Fn(usize, &[f32]) + Sync)) {
         let Self { program, arena, pool, .. } = self;
-        let lanes = pool.lanes().min(rows.len());
-        let walk = |lane: usize| {
-            for i in (lane..rows.len()).step_by(lanes) {
+        let threads = pool.threads().min(rows.len());
+        let walk = |thread: usize| {
+            for i in (thread..rows.len()).step_by(threads) {
                 sink(rows.start + i, logits(program, arena, entry, i));
             }
         };
-        if lanes > 1 {
+        if threads > 1 {
             pool.run(&|thread, _| {
-                if thread < lanes {
+                if thread < threads {
                     walk(thread);
                 }
             });
@@ -294,18 +294,18 @@ impl<'p> Engine<'p> {
             events: &self.events,
             fault: &fault,
             extent,
-            arrival: self.store.arrival().filter(|a| !a.is_complete()),
+            progress: self.store.load_progress().filter(|a| !a.is_complete()),
             assigner: self.assigner.as_deref(),
             timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
         let threads = Threads {
-            lanes: self.pool.lanes(),
+            cpu_threads: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
-            beside: &self.threads,
-            link: self.assigner.as_ref().and_then(|a| a.link()),
+            accelerators: &self.unit_threads,
+            transfers: self.assigner.as_ref().and_then(|a| a.transfers()),
         };
-        if let Some((link, _)) = threads.link {
-            link.open();
+        if let Some((transfers, _)) = threads.transfers {
+            transfers.open();
         }
         self.pool.run(&|index, barrier| {
             // SAFETY: the program is verified, and `begin` has checked the rows; all threads of the pool walk the
@@ -352,8 +352,8 @@ impl<'p> Engine<'p> {
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
         self.write(entry, 3, out_rows, -1, wanted.map(|w| w as i32));
         self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
-        let lanes = self.pool.lanes();
-        self.events.reset(self.bound[entry].events().iter().map(|&unit| if unit == 0 { lanes } else { 1 }));
+        let threads = self.pool.threads();
+        self.events.reset(self.bound[entry].events().iter().map(|&unit| if unit == 0 { threads } else { 1 }));
         Ok(Extent { n: rows.len(), m: outputs, seq_len })
     }
 
@@ -393,7 +393,7 @@ impl<'p> Engine<'p> {
                 )));
             }
             Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
-            Some(StepFault::Unit(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
+            Some(StepFault::Unit(e) | StepFault::Disk(e) | StepFault::Weights(e)) => return Err(e),
             None => {}
         }
         self.states.end(rows.iter().map(|row| (row.slot, row.pos)));
@@ -433,14 +433,14 @@ fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
     steps.iter().rev().flat_map(|s| &s.args).find_map(layer)
 }
 
-/// Tokens after which a prompt has other angles (LongRoPE); `None` where all have the same.
-pub(crate) fn turn(plan: &Plan) -> Option<usize> {
+/// Long-RoPE threshold: prompts of more tokens use the long frequency factors. `None` without LongRoPE.
+pub(crate) fn long_rope_threshold(plan: &Plan) -> Option<usize> {
     let steps = plan.entries.iter().flat_map(|e| &e.steps);
-    let turns = steps.filter_map(|s| match s.code {
+    let thresholds = steps.filter_map(|s| match s.code {
         Code::Builtin(Builtin::RopeAngles { long: Some((after, _)), .. }) => Some(after as usize),
         _ => None,
     });
-    turns.min()
+    thresholds.min()
 }
 
 /// Whether an entry point decodes, and treats the inputs of its rows as those of one row.

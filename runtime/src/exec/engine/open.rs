@@ -4,13 +4,13 @@ use super::{Engine, Options};
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFiles, BundleReader};
 use crate::error::{Error, Result};
-use crate::exec::beside::{self, Executor};
+use crate::exec::accelerators::{self, Executor};
 use crate::exec::call::{Bound, Places, bind};
-use crate::exec::capacity_limit::Tallies;
+use crate::exec::capacity_limit::SetCounters;
+use crate::exec::cpu::CpuUnit;
 use crate::exec::graph_unit::GraphUnit;
 use crate::exec::graphs::Graphs;
-use crate::exec::processor::Processor;
-use crate::exec::unit::{self, Unit};
+use crate::exec::unit::{self, ComputeUnit};
 use crate::kv::states::States;
 use crate::offload::paging::{self, Paging};
 use crate::platform::available::available;
@@ -19,7 +19,7 @@ use crate::platform::memory::{Addr, Region};
 use crate::schedule::dispatch::Assigner;
 use crate::sync::events::Events;
 use crate::sync::pool::Pool;
-use crate::weights::owned::{Arrival, How, MovingStore, OwnedStore};
+use crate::weights::owned::{How, LoadProgress, MovingStore, OwnedStore};
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::{self, Choice, Weights};
 use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
@@ -62,7 +62,7 @@ impl<'p> Engine<'p> {
         Self::with_units(program, bundle, &mut bring, packages, options)
     }
 
-    /// As [`Engine::open`], with what executes the units beside the CPU, which `executor` brings: it is asked for every
+    /// As [`Engine::open`], with what executes the accelerators, which `executor` brings: it is called for every
     /// unit that has steps. Artifacts of units are read from `packages`.
     ///
     /// # Errors
@@ -74,33 +74,33 @@ impl<'p> Engine<'p> {
         packages: &BundleReader,
         options: Options,
     ) -> Result<Self> {
-        let tallies = Arc::new(Tallies::of(&program.sets));
-        let mut units = bring(program, executor, packages, &tallies)?;
+        let counters = Arc::new(SetCounters::of(&program.sets));
+        let mut units = bring(program, executor, packages, &counters)?;
         let threads = cpu::threads(options.threads)?;
         if let Some((demand, free)) = options.demand.zip(available()) {
             weights::check_room(program, threads, demand, free)?;
         }
         let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
-        let (store, pager, why): (Box<dyn Store + 'p>, _, _) = if program.paging.is_some()
-            && !options.resident
-        {
-            if options.weights == Weights::Own {
-                return Err(Error::usage("the bundle has a memory budget, which leaves experts on flash")
-                    .with_hint("give `--no-budget` to hold all weights, or leave out `--weights own`"));
-            }
-            let how = options.paging.map_or_else(Paging::from_env, Ok)?;
-            options.threads = Some(paging::threads(program, options.threads)?);
-            let (store, pager) = paging::open(program, &files, options.check, &how)?;
-            (Box::new(store), Some(pager), Choice::under_budget().why)
-        } else {
-            let (store, why) = weights_of(program, &files, options)?;
-            (store, None, why)
-        };
+        let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
+            if program.paging.is_some() && !options.resident {
+                if options.weights == Weights::Ram {
+                    return Err(Error::usage("the bundle has a memory budget, which leaves experts on disk")
+                        .with_hint("give `--no-budget` to hold all weights, or leave out `--weights ram`"));
+                }
+                let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+                options.threads = Some(paging::threads(program, options.threads)?);
+                let (store, pager) = paging::open(program, &files, options.check, &how)?;
+                (Box::new(store), Some(pager), Choice::under_budget().why)
+            } else {
+                let (store, why) = weights_of(program, &files, options)?;
+                (store, None, why)
+            };
         let assigner = Assigner::new(program, pager.clone())?;
-        let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
-        units[0] = Some(Box::new(processor));
-        let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(&files), options)?;
+        let cpu = CpuUnit::new(program, pager.clone(), Arc::clone(&counters), assigner.clone());
+        units[0] = Some(Box::new(cpu));
+        let mut engine =
+            Self::with_parts(program, store, units, (counters, assigner), Some(&files), options)?;
         (engine.pager, engine.why) = (pager, why);
         Ok(engine)
     }
@@ -110,74 +110,74 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::open`].
     pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
-        let tallies = Arc::new(Tallies::of(&program.sets));
-        let mut units: Vec<Option<Box<dyn Unit + 'p>>> = program.units.iter().map(|_| None).collect();
-        units[0] = Some(Box::new(Processor::new(program, None, Arc::clone(&tallies), None)));
-        Self::with_parts(program, store, units, (tallies, None), None, options)
+        let counters = Arc::new(SetCounters::of(&program.sets));
+        let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
+        units[0] = Some(Box::new(CpuUnit::new(program, None, Arc::clone(&counters), None)));
+        Self::with_parts(program, store, units, (counters, None), None, options)
     }
 
     fn with_parts(
         program: &'p Program,
         store: Box<dyn Store + 'p>,
-        mut units: Vec<Option<Box<dyn Unit + 'p>>>,
-        (tallies, assigner): (Arc<Tallies>, Option<Arc<Assigner>>),
+        mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
+        (counters, assigner): (Arc<SetCounters>, Option<Arc<Assigner>>),
         files: Option<&BundleFiles>,
         options: Options,
     ) -> Result<Self> {
         unit::check(&units, program)?;
         cpu::check(&program.target)?;
-        let lanes = cpu::threads(options.threads)?;
+        let threads = cpu::threads(options.threads)?;
         if options.pin {
-            cpu::check_pin(lanes)?;
+            cpu::check_pin(threads)?;
         }
         let arena = Region::new("activations", program.arena_bytes())?;
-        let beside = beside::open(program, &mut units, files)?;
+        let accelerators = accelerators::open(program, &mut units, files)?;
         let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
-        let states = States::new(program, &beside.states, sequences)?;
+        let states = States::new(program, &accelerators.states, sequences)?;
         // One more line between threads, so that the prefetcher of one does not pull at the next.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
         let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
         let others: Vec<usize> = (1..units.len()).filter(|&u| units[u].is_some() && used(u)).collect();
         // Units that compute in the CPU's memory have their scratch there.
-        let scratches = (lanes + others.len()) as u64;
+        let scratches = (threads + others.len()) as u64;
         let scratch_bytes = stride.and_then(|s| s.checked_mul(scratches)).unwrap_or(u64::MAX);
         let scratch = Region::new("scratch", scratch_bytes)?;
         let stride = stride.unwrap_or(0) as usize;
-        let at = |i: usize| scratch.base().plus((lanes + i) * stride);
-        let own = |u: usize| beside.scratch.get(u).copied().flatten();
-        let threads: Vec<_> =
+        let at = |i: usize| scratch.base().plus((threads + i) * stride);
+        let own = |u: usize| accelerators.scratch.get(u).copied().flatten();
+        let unit_threads: Vec<_> =
             others.iter().enumerate().map(|(i, &u)| (u, own(u).unwrap_or_else(|| at(i)))).collect();
         let arenas: Vec<Option<Addr>> =
-            [Some(arena.base())].into_iter().chain(beside.arenas.iter().copied()).collect();
+            [Some(arena.base())].into_iter().chain(accelerators.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
             states: states.addresses(),
             store: store.as_ref(),
-            residents: &beside.residents,
+            residents: &accelerators.residents,
         };
         let all = program.entries.iter().map(|entry| bind(program, entry, &places, assigner.as_deref()));
         let bound: Vec<Bound> = all.collect::<Result<_>>()?;
         if let Some(assigner) = &assigner {
             // Experts are copied to the hot unit at any dispatch: by then all must be there.
-            store.arrival().map_or(Ok(()), Arrival::wait_all)?;
+            store.load_progress().map_or(Ok(()), LoadProgress::wait_all)?;
             assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
                 places.matrices(program, program.experts.policy.hot()?, s)
             })?;
         }
-        // A link is served by one more thread.
-        let links = assigner.as_ref().map_or(0, |a| usize::from(a.link().is_some()));
+        // A transfer queue is served by one more thread.
+        let queues = assigner.as_ref().map_or(0, |a| usize::from(a.transfers().is_some()));
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
             program,
             units,
-            beside,
-            tallies,
+            accelerators,
+            counters,
             assigner,
             pager: None,
             timeline: None,
             store,
-            why: "as asked".to_owned(),
+            why: "as requested".to_owned(),
             preload: !options.lazy,
             arena,
             states,
@@ -185,9 +185,9 @@ impl<'p> Engine<'p> {
             scratch,
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
-            events: Events::new(events, lanes + threads.len()),
-            pool: Pool::new(lanes, threads.len() + links, options.pin)?,
-            threads,
+            events: Events::new(events, threads + unit_threads.len()),
+            pool: Pool::new(threads, unit_threads.len() + queues, options.pin)?,
+            unit_threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
             warn: options.warn,
@@ -202,11 +202,11 @@ fn bring<'p>(
     program: &'p Program,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
     packages: &BundleReader,
-    tallies: &Arc<Tallies>,
-) -> Result<Vec<Option<Box<dyn Unit + 'p>>>> {
-    let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());
+    counters: &Arc<SetCounters>,
+) -> Result<Vec<Option<Box<dyn ComputeUnit + 'p>>>> {
+    let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = Vec::with_capacity(program.units.len());
     units.resize_with(program.units.len(), || None);
-    for (i, of) in program.units_beside() {
+    for (i, of) in program.accelerators() {
         units[i] = Some(match executor(of).ok_or_else(|| Error::no_unit(&of.name))? {
             Executor::Unit(mut unit) => {
                 unit.load(program, i as u32, packages)?;
@@ -214,7 +214,7 @@ fn bring<'p>(
             }
             Executor::Graphs(mut graphs) => {
                 graphs.load(packages, &program.graphs, program.model.slots as usize)?;
-                Box::new(GraphUnit::new(program, graphs, Arc::clone(tallies)))
+                Box::new(GraphUnit::new(program, graphs, Arc::clone(counters)))
             }
         });
     }
@@ -227,7 +227,7 @@ fn weights_of<'p>(
     files: &BundleFiles,
     options: Options,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
-    if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Own {
+    if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Ram {
         // Memory of our own holds whole files, and a part of these weights is elsewhere.
         let (here, brought) = (program.segments_of(0), program.segments_to_bring());
         let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
@@ -235,7 +235,7 @@ fn weights_of<'p>(
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
-    // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
+    // Who requests `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
     let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
     let cached = if may_move { MovingStore::cached(program, files)? } else { None };
     let choice = weights::choose(options.weights, options.lazy, needed, cached, available())?;

@@ -1,6 +1,6 @@
 //! The cache of experts that do not fit into memory: which stay, which go, which are read ahead.
 //!
-//! * [`ExpertIndex`] says what there is to cache; [`Cache`] keeps count of what is resident and asks a [`Policy`] for
+//! * [`ExpertIndex`] says what there is to cache; [`Cache`] keeps count of what is resident and queries a [`Policy`] for
 //!   victims. [`POLICIES`] is the table of policies with their parameters; a [`Setting`] is one of them with
 //!   values. [`Ranking`] turns a router's logits into the scores that policies read.
 //! * Some experts may be pinned ([`Cache::with_pinned`]), which never go.

@@ -9,7 +9,7 @@
 //! layers compare by `S` as it stands, which is why scores are shares of 1. The paper keeps every miss; with
 //! `bypass`, one whose `S` is below that of every expert it could replace is not kept.
 //!
-//! All experts of a layer fade by the same factor, which changes no order among them: a layer's factor is kept
+//! All experts of a layer decay by the same factor, which changes no order among them: a layer's factor is kept
 //! once, and a step touches `p` experts only.
 
 use super::experts::ExpertIndex;

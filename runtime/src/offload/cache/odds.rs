@@ -29,7 +29,7 @@ impl Odds {
         self.right.get(place).copied().unwrap_or(0.0)
     }
 
-    /// The expert at a place was asked for, or not.
+    /// The expert at a place was requested, or not.
     pub(crate) fn learn(&mut self, place: usize, right: bool) {
         if let (Some(share), Some(seen)) = (self.right.get_mut(place), self.seen.get_mut(place)) {
             *seen += 1.0;

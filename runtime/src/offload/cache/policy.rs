@@ -49,7 +49,7 @@ pub trait Policy: Send {
     }
 
     /// The resident expert that goes to make room for `incoming`, none that is pinned. `None`: it bypasses the
-    /// cache, it is read for this one use. Once a first victim has gone the policy is asked with `force`, and
+    /// cache, it is read for this one use. Once a first victim has gone the policy is called with `force`, and
     /// `None` then says only that nothing can go.
     fn victim(&mut self, incoming: Id, force: bool, pins: Pins<'_>) -> Option<Id>;
 

@@ -55,7 +55,7 @@ pub fn finish(resident: usize, missing: usize, first: f64, load: f64, compute: f
 }
 
 /// Fills `out` with the experts to read ahead, in order. `busy` is the time in seconds until the disk is done with
-/// what it was told before; `wear` the share of its time in which it is busy anyway: so much of a read for nothing is taken
+/// its earlier work; `wear` the share of its time in which it is busy anyway: so much of a read for nothing is taken
 /// from others. Layers past [`DEPTH`] are not looked at. Allocates only where `out` is too short.
 pub fn plan(layers: &[Look<'_>], busy: f64, wear: f64, out: &mut Vec<Prefetch>) {
     out.clear();

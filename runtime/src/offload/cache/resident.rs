@@ -128,7 +128,7 @@ impl Cache {
         self.parts.iter().map(|p| p.used).sum::<u64>() + self.aside_used
     }
 
-    /// Bytes that may be resident. Less than asked for only where layers have shares of their own, which are
+    /// Bytes that may be resident. Less than requested only where layers have shares of their own, which are
     /// whole experts.
     pub fn capacity(&self) -> u64 {
         self.parts.iter().map(|p| p.capacity).sum::<u64>() + self.aside
@@ -149,7 +149,7 @@ impl Cache {
     /// One layer of one token (or of a batch: `chosen` then lists every distinct expert once). `ranked` holds the
     /// layer's largest scores, see [`super::Ranking`]; it may be empty for a policy without [`Cache::depth`].
     ///
-    /// Hits are told first, in the order of `chosen`, then what is missing. None of the `chosen` goes before the
+    /// Hits are reported first, in the order of `chosen`, then what is missing. None of the `chosen` goes before the
     /// next step.
     ///
     /// # Errors
@@ -225,7 +225,7 @@ impl Cache {
     }
 
     /// Begins with what recorded routing used most, in a cache that is empty: the hottest experts become resident, as many as
-    /// there is room for, and the policy believes these uses until it has seen more. `uses` is `[layer][expert]`. Tells who
+    /// there is room for, and the policy believes these uses until it has seen more. `uses` is `[layer][expert]`. Reports who
     /// is to be read, the hottest first.
     pub fn warm(&mut self, uses: &[u32], mut on: impl FnMut(Key)) {
         let Expected { probability, tokens } = warm::expected(&self.experts, uses);
@@ -257,8 +257,8 @@ impl Cache {
         }
     }
 
-    /// Makes an expert resident that may be wanted soon, if the policy would keep it. Tells victims and the load;
-    /// `false` and nothing told if it is there already or would not stay. It does not go before the next step,
+    /// Makes an expert resident that may be wanted soon, if the policy would keep it. Reports victims and the load;
+    /// `false` and nothing reported if it is there already or would not stay. It does not go before the next step,
     /// and does not count as used.
     ///
     /// # Errors

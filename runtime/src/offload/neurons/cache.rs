@@ -11,15 +11,15 @@
 //! A neuron costs a look at three arrays and, where it is used, a move in a linked list, however many there are; a cluster as much
 //! for each of its neurons.
 
+mod events;
 mod shape;
-mod told;
 
+pub use events::{CacheLookup, Counts, Event, Part};
 pub use shape::{Regions, Shape};
-pub use told::{Counts, Event, Found, Part};
 
 use super::error::NeuronError;
 use crate::offload::cache::list::List;
-use told::{GATE, REST};
+use events::{GATE, REST};
 
 /// The cache.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl Segmented {
         matrix: u32,
         cluster: u32,
         on: impl FnMut(Event),
-    ) -> Result<Found, NeuronError> {
+    ) -> Result<CacheLookup, NeuronError> {
         if matrix >= self.shape.matrices || cluster >= self.shape.clusters() {
             return Err(NeuronError::Missing { matrix, what: "cluster", index: cluster });
         }
@@ -141,7 +141,7 @@ impl Segmented {
         neuron: u32,
         part: Part,
         on: impl FnMut(Event),
-    ) -> Result<Found, NeuronError> {
+    ) -> Result<CacheLookup, NeuronError> {
         if matrix >= self.shape.matrices || neuron >= self.shape.neurons {
             return Err(NeuronError::Missing { matrix, what: "neuron", index: neuron });
         }
@@ -181,33 +181,33 @@ impl Segmented {
         self.held.fill(0);
     }
 
-    fn take_neuron(&mut self, matrix: u32, neuron: u32, part: u8, mut on: impl FnMut(Event)) -> Found {
+    fn take_neuron(&mut self, matrix: u32, neuron: u32, part: u8, mut on: impl FnMut(Event)) -> CacheLookup {
         let cluster = matrix * self.shape.clusters() + neuron / self.shape.cluster;
         if self.hot.contains(cluster) {
             self.use_cluster(cluster);
-            return Found::Hot;
+            return CacheLookup::Hot;
         }
         let id = matrix * self.shape.neurons + neuron;
         let held = self.held[id as usize];
         self.use_neuron(id);
         let bytes = self.missing(held, part);
         if bytes == 0 {
-            return Found::Cold;
+            return CacheLookup::Cold;
         }
         if !self.cold_room(bytes, &mut on) {
-            return Found::Stream(bytes);
+            return CacheLookup::Stream(bytes);
         }
         self.held[id as usize] = held | part;
         self.cold_used += bytes;
         self.cold_pinned += bytes;
         self.cold.push_front(id);
-        Found::Load(bytes)
+        CacheLookup::Load(bytes)
     }
 
-    fn take_cluster(&mut self, id: u32, mut on: impl FnMut(Event)) -> Found {
+    fn take_cluster(&mut self, id: u32, mut on: impl FnMut(Event)) -> CacheLookup {
         if self.hot.contains(id) {
             self.use_cluster(id);
-            return Found::Hot;
+            return CacheLookup::Hot;
         }
         let members = self.members(id);
         let whole = self.cluster_bytes(id);
@@ -215,7 +215,7 @@ impl Segmented {
         if !self.hot_room(whole, &mut on) {
             // What is not read stays as long as the step.
             members.for_each(|n| self.use_neuron(n));
-            return Found::Stream(whole - held);
+            return CacheLookup::Stream(whole - held);
         }
         for neuron in members {
             if self.forget(neuron) {
@@ -226,7 +226,7 @@ impl Segmented {
         self.hot_pinned += whole;
         self.cluster_stamps[id as usize] = self.now;
         self.hot.push_front(id);
-        Found::Load(whole - held)
+        CacheLookup::Load(whole - held)
     }
 
     /// This step uses a neuron, of which nothing or something is in the cold region.

@@ -11,7 +11,7 @@ pub enum NeuronError {
         "regions of {wanted} bytes do not fit into {capacity}: give more memory, or make the fixed or hot region smaller"
     )]
     Regions {
-        /// Bytes that are asked for.
+        /// Bytes that are requested.
         wanted: u64,
         /// Bytes that there are.
         capacity: u64,

@@ -11,5 +11,5 @@
 pub mod cache;
 mod error;
 
-pub use cache::{Counts, Event, Found, Part, Regions, Segmented, Shape};
+pub use cache::{CacheLookup, Counts, Event, Part, Regions, Segmented, Shape};
 pub use error::NeuronError;

@@ -1,8 +1,8 @@
-//! Reading experts before they are asked for (HybriMoE, §IV-C).
+//! Reading experts before they are requested (HybriMoE, §IV-C).
 //!
 //! The gates of the next layers, applied to this layer's hidden state, give scores; [`prefetch`] weighs what reading an
 //! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
-//! takes without waiting, how fast flash is, and how often such scores are right.
+//! takes without waiting, how fast the disk is, and how often such scores are right.
 
 use crate::offload::cache::odds::Odds;
 use crate::offload::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
@@ -12,12 +12,12 @@ use std::time::Duration;
 
 /// Weight of the newest of a row of measurements.
 const NEWEST: f64 = 0.1;
-/// Bytes after which flash is known.
+/// Bytes after which the disk is known.
 const KNOWN: u64 = 16 << 20;
 
-/// Progress of flash so far.
+/// Progress of the disk so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct DiskProgress {
     /// Bytes that it has read.
     pub bytes: u64,
     /// Time in which it had something to read.
@@ -30,7 +30,7 @@ pub(super) struct Ahead {
     depth: usize,
     ranking: Option<Ranking>,
     /// Experts that were predicted for each layer and were not in memory, with their places, by layers ahead.
-    foreseen: Vec<[Vec<(u16, usize)>; DEPTH]>,
+    predicted: Vec<[Vec<(u16, usize)>; DEPTH]>,
     /// Frequency with which such experts are requested, by layers ahead.
     odds: [Odds; DEPTH],
     /// Seconds of a layer, waiting aside.
@@ -58,7 +58,7 @@ impl Ahead {
         Self {
             depth: depth.min(DEPTH),
             ranking: Some(Ranking::new(most, 2 * k)),
-            foreseen: layers.iter().map(|_| room()).collect(),
+            predicted: layers.iter().map(|_| room()).collect(),
             odds: std::array::from_fn(|_| Odds::new(2 * k, k)),
             candidates: std::array::from_fn(|_| Vec::with_capacity(2 * k)),
             planned: Vec::with_capacity(DEPTH * 2 * k),
@@ -68,8 +68,8 @@ impl Ahead {
         }
     }
 
-    /// A layer asks for experts: says how right it was to predict them, and how long the layer before it took.
-    pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
+    /// A layer requests experts: says how right it was to predict them, and how long the layer before it took.
+    pub(super) fn requested(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
         self.began.get_or_insert(now);
         if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
             && before + 1 == layer
@@ -78,14 +78,14 @@ impl Ahead {
                 now.saturating_sub(at).saturating_sub(stalled.saturating_sub(had_stalled)).as_secs_f64();
             self.layer_seconds = if self.layer_seconds > 0.0 { mix(self.layer_seconds, time) } else { time };
         }
-        let Some(foreseen) = self.foreseen.get_mut(layer) else { return };
-        for (experts, odds) in foreseen.iter_mut().zip(&mut self.odds) {
+        let Some(predicted) = self.predicted.get_mut(layer) else { return };
+        for (experts, odds) in predicted.iter_mut().zip(&mut self.odds) {
             experts.drain(..).for_each(|(expert, place)| odds.learn(place, chosen.contains(&expert)));
         }
     }
 
-    /// A layer of a token that is decoded with `k` of its experts asks, `scores` being the router's. Remembers which experts a full
-    /// call would ask for, and notices such a call.
+    /// A layer of a token that is decoded with `k` of its experts requests them, `scores` being the router's. Remembers which experts a full
+    /// call would request, and notices such a call.
     pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
         let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
         if k < full {
@@ -126,16 +126,16 @@ impl Ahead {
         score: &dyn Fn(usize) -> &'s [f32],
         resident: &dyn Fn(Key) -> bool,
         now: Duration,
-        flash: Seen,
+        disk: DiskProgress,
         pending: u64,
     ) {
         self.keys.clear();
-        let seconds = flash.busy.as_secs_f64();
+        let seconds = disk.busy.as_secs_f64();
         let Some(ranking) = &mut self.ranking else { return };
-        if flash.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
+        if disk.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
             return;
         }
-        let rate = flash.bytes as f64 / seconds;
+        let rate = disk.bytes as f64 / seconds;
         let mut looks: [Option<Look<'_>>; DEPTH] = [None; DEPTH];
         let count = scores.min(self.depth);
         for ahead in 1..=count {
@@ -148,10 +148,10 @@ impl Ahead {
                 let key = Key { layer: (layer + ahead) as u16, expert };
                 Candidate { expert, probability: odds.of(place), resident: resident(key) }
             }));
-            if let Some(foreseen) = self.foreseen.get_mut(layer + ahead) {
+            if let Some(predicted) = self.predicted.get_mut(layer + ahead) {
                 let missing = candidates.iter().enumerate().filter(|(_, c)| !c.resident);
-                foreseen[ahead - 1].clear();
-                foreseen[ahead - 1].extend(missing.map(|(place, c)| (c.expert, place)));
+                predicted[ahead - 1].clear();
+                predicted[ahead - 1].extend(missing.map(|(place, c)| (c.expert, place)));
             }
         }
         for (ahead, (look, candidates)) in looks.iter_mut().zip(&self.candidates).enumerate().take(count) {

@@ -2,33 +2,33 @@
 
 use super::decider::{Decision, Event};
 use crate::error::Result;
-use crate::exec::unit::Half;
-use crate::offload::flash::{self, Buffers, Disk, ExtentTable};
+use crate::exec::unit::LayerPart;
+use crate::offload::disk::{self, Buffers, Disk, ExtentTable};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A laboratory around a run: another disk, with a time of its own, and a view of what is asked and decided. Nothing that ships implements
+/// A laboratory around a run: another disk, with a time of its own, and a view of what is requested and decided. Nothing that ships implements
 /// it.
 pub trait Hooks: Sync + fmt::Debug {
     /// The disk that experts come from; `None`: the machine's.
     ///
     /// # Errors
-    /// As [`flash::Flash::open`].
+    /// As [`disk::ThreadedDisk::open`].
     fn disk(
         &self,
         _table: &Arc<ExtentTable>,
         _buffers: &Arc<Buffers>,
-        _options: &flash::Options,
+        _options: &disk::Options,
     ) -> Result<Option<Arc<dyn Disk>>> {
         Ok(None)
     }
 
-    /// A layer is about to ask for its experts, in a call of so many rows.
-    fn asks(&self, _layer: usize, _rows: usize) {}
+    /// A layer is about to request its experts, in a call of so many rows.
+    fn requested(&self, _layer: usize, _rows: usize) {}
 
     /// A part of an expert was computed.
-    fn computed(&self, _half: Half) {}
+    fn computed(&self, _layer_part: LayerPart) {}
 
     /// The decider is told an event.
     fn heard(&self, _now: Duration, _event: &Event<'_>) {}

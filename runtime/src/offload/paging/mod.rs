@@ -1,28 +1,28 @@
-//! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
+//! Experts on disk, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
 //! * [`decider`]: which frame holds which expert, what is read next, and what is evicted. It follows a [`crate::offload::cache::Cache`], and does
-//!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for.
-//! * `desk`: what is decided is carried out, on flash.
-//! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
-//!   are computed.
+//!   nothing itself. `ahead`: which experts of the next layers are read before they are requested.
+//! * `io_executor`: carries out on SSD what is decided.
+//! * `pager`: which experts computing threads may use. `step_order`: the experts of one layer in one call, in the order in which
+//!   they are computed.
 //! * `neurons`: instead of whole experts, neurons one by one.
 //! * [`Hooks`]: what simulations and tests put around all that.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
 //! opened and stay; and frames that a policy shares among the other experts.
 //!
-//! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager which experts the router chose. What is in memory is
+//! Between the steps of a layer (PowerInfer-2, §4.3): `request_experts` tells the pager which experts the router chose. What is in memory is
 //! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
-//! way. No thread waits for all: a lane that takes an expert waits for that expert.
+//! way. No thread waits for all: a thread that takes an expert waits for that expert.
 
 mod ahead;
 pub mod decider;
-pub mod desk;
 mod hooks;
+pub mod io_executor;
 mod neurons;
 mod options;
 mod pager;
-mod stage;
+mod step_order;
 mod tables;
 
 use crate::bundle::BundleFiles;
@@ -30,16 +30,16 @@ use crate::bundle::program::Program;
 use crate::error::{Error, Result, mib};
 use crate::exec::builtin::scores as scores_of;
 use crate::exec::timeline::Timeline;
-use crate::exec::unit::{Half, Lane, Launch, StepFault};
-use crate::offload::flash::files::Files;
-use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::exec::unit::{ExpertPart, Launch, LayerPart, PoolThread, StepFault};
+use crate::offload::disk::files::Files;
+use crate::offload::disk::{self, Buffers, Class, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk};
 use crate::platform::cpu;
 use crate::platform::memory::Addr;
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Segment};
 use neurons::NeuronPager;
-use pager::Asked;
+use pager::DispatchRequest;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,12 +50,12 @@ pub use options::{Paging, Wrap};
 pub use pager::Report;
 pub(crate) use pager::{Above, Pager};
 
-/// Weights outside of experts mapped, experts on flash.
+/// Weights outside of experts mapped, experts on disk.
 pub(crate) struct PagedStore {
     mapped: MappedStore,
     tables: Arc<Tables>,
-    /// Layer and part of every segment that stays on flash.
-    halves: Vec<Option<Half>>,
+    /// Layer and part of every segment that stays on disk.
+    layer_parts: Vec<Option<LayerPart>>,
     bytes: u64,
 }
 
@@ -68,8 +68,8 @@ unsafe impl Store for PagedStore {
     }
 
     fn matrices(&self, index: u32) -> Option<Addr> {
-        match self.halves.get(index as usize).copied().flatten() {
-            Some(half) => Some(self.tables.address(half)),
+        match self.layer_parts.get(index as usize).copied().flatten() {
+            Some(layer_part) => Some(self.tables.address(layer_part)),
             None => self.mapped.matrices(index),
         }
     }
@@ -88,64 +88,67 @@ pub(crate) fn open(
     files: &BundleFiles,
     check: CheckLevel,
     options: &Paging,
-) -> Result<(PagedStore, OnFlash)> {
-    let paging = on_flash(program)?;
-    let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
+) -> Result<(PagedStore, AnyPager)> {
+    let paging = on_disk(program)?;
+    let mut layer_parts: Vec<Option<LayerPart>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
-        for (part, &i) in [l.gate_up, l.down].iter().enumerate() {
+        for (part, i) in ExpertPart::ALL.into_iter().zip([l.gate_up, l.down]) {
             // Gates by themselves are resident.
-            if let Some(half) = halves.get_mut(i as usize).filter(|_| part == 1 || !paging.by_neurons()) {
-                *half = Some(Half { layer, part });
+            let own = |_: &&mut Option<LayerPart>| part == ExpertPart::Down || !paging.by_neurons();
+            if let Some(layer_part) = layer_parts.get_mut(i as usize).filter(own) {
+                *layer_part = Some(LayerPart { layer, part });
             }
         }
     }
     let table = Arc::new(table(program, files)?);
     let (here, brought) = (program.segments_of(0), program.segments_to_bring());
-    let wanted = |i: u32| halves[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
+    let wanted = |i: u32| layer_parts[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
     let mapped = MappedStore::of(program, files, check, &wanted)?;
     let paging = under(program, paging, options.budget)?;
-    let count = paging.frames.saturating_add(paging.spare);
+    let count = paging.frames.saturating_add(paging.staging);
     let class = if paging.by_neurons() {
         neurons::class(program, &paging)?
     } else {
         Class { bytes: paging.frame_bytes, count }
     };
     let buffers = Buffers::new(&[class])?;
-    let how = flash::Options { block_bytes: paging.block_bytes, ..options.flash };
+    let how = disk::Options { block_bytes: paging.block_bytes, ..options.disk };
     let wrap = |reader| match options.wrap {
         Some(wrap) => (wrap.0)(reader),
         None => reader,
     };
     let hooked = options.hooks.map_or(Ok(None), |hooks| hooks.disk(&table, &buffers, &how))?;
-    let flash = match hooked {
+    let disk = match hooked {
         Some(disk) => disk,
-        None => Arc::new(Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?),
+        None => {
+            Arc::new(ThreadedDisk::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?)
+        }
     };
     let matrices = |l: &plan::PagedLayer| {
         if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
     };
     let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
     let pager = if paging.by_neurons() {
-        let pager = NeuronPager::new((program, files), &paging, flash, Arc::clone(&tables), options)?;
-        OnFlash::Neurons(Arc::new(pager))
+        let pager = NeuronPager::new((program, files), &paging, disk, Arc::clone(&tables), options)?;
+        AnyPager::Neurons(Arc::new(pager))
     } else {
-        OnFlash::Experts(Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?))
+        AnyPager::Experts(Arc::new(Pager::new(program, &paging, disk, Arc::clone(&tables), options)?))
     };
     let own = |(i, s): (u32, &Segment)| here.contains(&i).then_some(s.bytes);
     let bytes = (0..).zip(&program.segments).filter_map(own).sum();
-    Ok((PagedStore { mapped, tables, halves, bytes }, pager))
+    Ok((PagedStore { mapped, tables, layer_parts, bytes }, pager))
 }
 
-/// Store of experts on flash: whole experts or neurons.
+/// Store of experts on disk: whole experts or neurons.
 #[derive(Clone)]
-pub(crate) enum OnFlash {
+pub(crate) enum AnyPager {
     /// Whole experts are read.
     Experts(Arc<Pager>),
     /// Up and down of neurons are read.
     Neurons(Arc<NeuronPager>),
 }
 
-impl OnFlash {
+impl AnyPager {
     /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         match self {
@@ -162,11 +165,17 @@ impl OnFlash {
         }
     }
 
-    /// A lane's share of a step over the active experts: `call` runs a range of its items.
-    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
+    /// A thread's share of a step over the active experts: `call` runs a range of its items.
+    pub(crate) fn run(
+        &self,
+        layer_part: LayerPart,
+        launch: &Launch<'_>,
+        thread: PoolThread,
+        call: &dyn Fn(usize, usize),
+    ) {
         match self {
-            Self::Experts(pager) => pager.run(half, launch, lane, call),
-            Self::Neurons(pager) => pager.run(half, launch, lane, call),
+            Self::Experts(pager) => pager.run(layer_part, launch, thread, call),
+            Self::Neurons(pager) => pager.run(layer_part, launch, thread, call),
         }
     }
 }
@@ -177,9 +186,9 @@ fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
     experts as usize * inter as usize
 }
 
-/// Experts on flash in the plan.
-fn on_flash(program: &Program) -> Result<&plan::Paging> {
-    program.paging.as_ref().ok_or_else(|| Error::plan("no experts on flash"))
+/// Experts on disk in the plan.
+fn on_disk(program: &Program) -> Result<&plan::Paging> {
+    program.paging.as_ref().ok_or_else(|| Error::plan("no experts on disk"))
 }
 
 /// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
@@ -193,7 +202,7 @@ fn under<'a>(
 ) -> Result<Cow<'a, plan::Paging>> {
     let Some(budget) = budget else { return Ok(Cow::Borrowed(paging)) };
     let fixed = paging.resident.saturating_add(paging.process);
-    let spare = u64::from(paging.spare);
+    let staging = u64::from(paging.staging);
     let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
     // Frames of each expert; one expert must fit.
     let of_one = |l: &plan::PagedLayer| match paging.neurons {
@@ -201,8 +210,8 @@ fn under<'a>(
         each => (neurons_of(program, l) / (l.experts.max(1) as usize)).div_ceil(each as usize) as u64,
     };
     let most = paging.layers.iter().map(of_one).max().unwrap_or(1);
-    let frames = frames.checked_sub(spare).filter(|&f| f >= most).ok_or_else(|| {
-        too_small(budget, fixed.saturating_add((spare + most).saturating_mul(paging.frame_bytes)))
+    let frames = frames.checked_sub(staging).filter(|&f| f >= most).ok_or_else(|| {
+        too_small(budget, fixed.saturating_add((staging + most).saturating_mul(paging.frame_bytes)))
     })?;
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
     let frames = u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
@@ -229,7 +238,7 @@ fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
 
 /// Every matrix of every expert: by layer, expert, and part.
 fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
-    let paging = on_flash(program)?;
+    let paging = on_disk(program)?;
     let segment = |i: u32| {
         program.segments.get(i as usize).ok_or_else(|| Error::plan(format!("there is no segment {i}")))
     };
@@ -253,19 +262,19 @@ fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
 }
 
-/// Threads of a run: as asked for, else as many as there are cores, up to those that the budget is for.
+/// Threads of a run: as requested, else as many as there are cores, up to those that the budget is for.
 ///
 /// # Errors
-/// More were asked for than the budget is for.
+/// More were requested than the budget is for.
 pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usize> {
     let found = cpu::threads(requested)?;
     let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
-    let asked = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
-    if asked && found > most {
+    let request = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
+    if request && found > most {
         return Err(Error::usage(format!(
             "the bundle's memory budget is for {most} threads, not for {found}"
         ))
-        .with_hint("ask for fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"));
+        .with_hint("request fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"));
     }
     Ok(found.min(most))
 }
@@ -273,14 +282,14 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
 /// Reader that a run here would take, for people: found by opening it.
 ///
 /// # Errors
-/// A program without experts on flash, or files that cannot be opened.
+/// A program without experts on disk, or files that cannot be opened.
 pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
-    let block_bytes = program.paging.as_ref().map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
-    let options = flash::Options { block_bytes, ..usual_flash()? };
+    let block_bytes = program.paging.as_ref().map_or(disk::LARGEST_BLOCK, |p| p.block_bytes);
+    let options = disk::Options { block_bytes, ..usual_disk()? };
     let files =
         Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
-    let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
-    Ok(flash::open::reader(&files, &buffers, &options)?.describe())
+    let buffers = Buffers::new(&[Class { bytes: disk::BLOCK, count: 1 }])?;
+    Ok(disk::open::reader(&files, &buffers, &options)?.describe())
 }
 
 /// One matrix of an expert. Files are numbered in the order in which extents name them.
@@ -306,14 +315,14 @@ fn extent(
 }
 
 impl Pager {
-    /// Asks for the experts of a dispatch table; other units compute those `beside` it.
+    /// Requests the experts of a dispatch table; other units compute those `beside` it.
     ///
     /// # Safety
-    /// As [`crate::exec::unit::Unit::submit`]; no other lane runs this step.
-    pub(crate) unsafe fn ask(
+    /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
+    pub(crate) unsafe fn request(
         &self,
         launch: &Launch<'_>,
-        lane: Lane,
+        thread: PoolThread,
         layer: usize,
         [rows, k]: [usize; 2],
         strides: &[u32],
@@ -333,17 +342,25 @@ impl Pager {
             // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nothing writes them now.
             unsafe { scores_of(launch, strides, i, row, experts) }
         };
-        let asked = Asked { layer, active, beside, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
-        if let Err(e) = self.fetch(asked, &score) {
-            launch.fail(StepFault::Flash(e));
+        let request = DispatchRequest {
+            layer,
+            active,
+            beside,
+            rows: launch.n,
+            k,
+            scores: scores.len(),
+            threads: thread.of,
+        };
+        if let Err(e) = self.request_experts(request, &score) {
+            launch.fail(StepFault::Disk(e));
         }
     }
 }
 
-/// Default way to read flash: `MOEC_FLASH` names the reader.
+/// Default way to read the disk: `MOEC_DISK_READER` names the reader.
 ///
 /// # Errors
 /// A reader that is not known.
-pub(crate) fn usual_flash() -> Result<flash::Options> {
-    Ok(flash::Options { reader: flash::Choice::from_env()?, ..flash::Options::default() })
+pub(crate) fn usual_disk() -> Result<disk::Options> {
+    Ok(disk::Options { reader: disk::Choice::from_env()?, ..disk::Options::default() })
 }

@@ -1,18 +1,18 @@
-//! Options of experts on flash.
+//! Options of experts on disk.
 
 use super::hooks::Hooks;
 use crate::error::Result;
-use crate::offload::flash::{self, Reader};
+use crate::offload::disk::{self, Reader};
 use std::fmt;
 
-/// Options of a program whose experts stay on flash. The plan has the rest.
+/// Options of a program whose experts stay on disk. The plan has the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Paging {
-    /// Options of reads from flash.
-    pub flash: flash::Options,
+    /// Options of reads from disk.
+    pub disk: disk::Options,
     /// Bytes that the run may take; `None`: the plan's budget.
     pub budget: Option<u64>,
-    /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
+    /// Layers ahead whose experts are read before they are requested, as far as the plan has their scores.
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most, as far as the plan says.
     pub preload: bool,
@@ -33,13 +33,13 @@ impl fmt::Debug for Wrap {
 }
 
 impl Paging {
-    /// As the environment asks: `MOEC_FLASH` names the reader.
+    /// As the environment says: `MOEC_DISK_READER` names the reader.
     ///
     /// # Errors
     /// A reader that is not known.
     pub fn from_env() -> Result<Self> {
-        let flash = super::usual_flash()?;
+        let disk = super::usual_disk()?;
         let ahead = crate::offload::cache::prefetch::DEPTH;
-        Ok(Self { flash, budget: None, ahead, preload: true, wrap: None, hooks: None })
+        Ok(Self { disk, budget: None, ahead, preload: true, wrap: None, hooks: None })
     }
 }

@@ -1,6 +1,6 @@
 //! Tables of the matrices' current addresses, which kernels read.
 
-use crate::exec::unit::Half;
+use crate::exec::unit::LayerPart;
 use crate::platform::memory::Addr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,14 +16,16 @@ impl Tables {
         Self(layers.map(|parts| parts.map(empty)).collect())
     }
 
-    /// The table of a layer's part. Kernels read an entry after they were told that it is ready.
-    pub(super) fn address(&self, half: Half) -> Addr {
-        let table = self.0.get(half.layer).and_then(|parts| parts.get(half.part));
+    /// The table of a layer's part. Kernels read an entry after they were notified that it is ready.
+    pub(super) fn address(&self, layer_part: LayerPart) -> Addr {
+        let table = self.0.get(layer_part.layer).and_then(|parts| parts.get(layer_part.part.index()));
         Addr::read_only(table.map_or(ptr::null(), |t| t.as_ptr().cast()))
     }
 
-    pub(super) fn set(&self, half: Half, expert: usize, to: Addr) {
-        if let Some(entry) = self.0.get(half.layer).and_then(|p| p.get(half.part)?.get(expert)) {
+    pub(super) fn set(&self, layer_part: LayerPart, expert: usize, to: Addr) {
+        if let Some(entry) =
+            self.0.get(layer_part.layer).and_then(|p| p.get(layer_part.part.index())?.get(expert))
+        {
             entry.store(to.ptr(), Ordering::Relaxed);
         }
     }

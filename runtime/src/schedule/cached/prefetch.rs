@@ -1,13 +1,13 @@
 //! Experts of the next layers to transfer ahead (§IV-C): those that shorten the simulated layers most.
 //!
 //! The gates of the next layers, applied to the current hidden state, say which experts may be wanted, and by how many tokens.
-//! For up to [`DEPTH`] layers ahead the divider gives the time of a layer with an expert on the host alone, and with it on
+//! For up to [`DEPTH`] layers ahead the scheduler gives the time of a layer with an expert on the host alone, and with it on
 //! the GPU from when it would be there. The difference, times the probability that the expert is wanted at all, is its
 //! impact; what it costs is the time for which the link keeps the next layer waiting. The best goes first and the rest is
 //! weighed again, as long as the link is idle before the next layer begins.
 
 use crate::schedule::policy::Solver;
-use crate::schedule::timelines::Divider;
+use crate::schedule::timelines::TimelineScheduler;
 use crate::schedule::timelines::{Free, Task};
 
 /// Layers ahead that are looked at (§IV-C).
@@ -40,9 +40,9 @@ pub struct Prefetch {
 }
 
 /// Fills `out` with the experts to transfer, in order, and marks them as held in `layers`. `busy` is the time until the link is
-/// done with what it was told before. Layers past [`DEPTH`] are not looked at; tasks are taken as they are.
+/// done with its earlier work. Layers past [`DEPTH`] are not looked at; tasks are taken as they are.
 pub fn plan(
-    divider: &mut Divider,
+    scheduler: &mut TimelineScheduler,
     policy: Solver,
     layers: &mut [Outlook],
     busy: f64,
@@ -52,14 +52,14 @@ pub fn plan(
     let depth = layers.len().min(DEPTH);
     let layers = &mut layers[..depth];
     let Some(until) = layers.first().map(|l| l.start) else { return };
-    let way = divider.costs().bring_us;
+    let way = scheduler.costs().bring_us;
     let mut link = busy.max(0.0);
     while link < until {
         let there = link + way;
         let mut best: Option<(f64, usize, usize)> = None;
         for at in 0..depth {
-            let late = if at == 0 { 0.0 } else { delay(divider, policy, &layers[0], there) };
-            let Some((gain, task)) = impact(divider, policy, &mut layers[at], there) else { continue };
+            let late = if at == 0 { 0.0 } else { delay(scheduler, policy, &layers[0], there) };
+            let Some((gain, task)) = impact(scheduler, policy, &mut layers[at], there) else { continue };
             if gain - late > best.map_or(0.0, |b| b.0) {
                 best = Some((gain - late, at, task));
             }
@@ -73,8 +73,13 @@ pub fn plan(
 }
 
 /// The task of a layer with the largest impact, and that.
-fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64) -> Option<(f64, usize)> {
-    let without = divider.makespan(policy, &layer.tasks, Free::default());
+fn impact(
+    scheduler: &mut TimelineScheduler,
+    policy: Solver,
+    layer: &mut Outlook,
+    there: f64,
+) -> Option<(f64, usize)> {
+    let without = scheduler.makespan(policy, &layer.tasks, Free::default());
     let mut best: Option<(f64, usize)> = None;
     let (mut last, mut looked_at) = (u32::MAX, 0);
     while looked_at < LOOKED_AT {
@@ -88,7 +93,7 @@ fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64
         let Some(task) = next else { break };
         let (load, probability) = of(task);
         layer.tasks[task].held = Some((there - layer.start).max(0.0));
-        let with = divider.makespan(policy, &layer.tasks, Free::default());
+        let with = scheduler.makespan(policy, &layer.tasks, Free::default());
         layer.tasks[task].held = None;
         let gain = probability * (without - with);
         if best.is_none_or(|b| gain > b.0) {
@@ -100,13 +105,13 @@ fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64
 }
 
 /// Delay of the next layer if the link is busy until `there`.
-fn delay(divider: &mut Divider, policy: Solver, next: &Outlook, there: f64) -> f64 {
+fn delay(scheduler: &mut TimelineScheduler, policy: Solver, next: &Outlook, there: f64) -> f64 {
     let late = (there - next.start).max(0.0);
     if late == 0.0 {
         return 0.0;
     }
-    let at = |divider: &mut Divider, link: f64| {
-        divider.makespan(policy, &next.tasks, Free { link, ..Free::default() })
+    let at = |scheduler: &mut TimelineScheduler, link: f64| {
+        scheduler.makespan(policy, &next.tasks, Free { link, ..Free::default() })
     };
-    at(divider, late) - at(divider, 0.0)
+    at(scheduler, late) - at(scheduler, 0.0)
 }

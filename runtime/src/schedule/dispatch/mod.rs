@@ -1,40 +1,40 @@
 //! Experts that several units can run: who runs them in this call, and what moves before the next.
 //!
-//! At every dispatch of such a layer one lane counts rows and asks who computes, [`Running`] where experts are scheduled over memories,
-//! [`Director`] where they are cached in frames; what has to be brought for that is. A director hears the scores of routers, too,
-//! and brings experts ahead, over the `link`: a thread of its own in every call, so that lanes and the unit compute meanwhile.
+//! At every dispatch of such a layer one thread counts rows and calls the policy, [`Running`] where experts are scheduled over memories,
+//! [`CachedDispatcher`] where they are cached in frames; what has to be brought for that is. A dispatcher hears the scores of routers, too,
+//! and brings experts ahead, over the `transfer_queue`: a thread of its own in every call, so that threads and the unit compute meanwhile.
 
-mod link;
 pub mod plan;
+mod transfer_queue;
 
-use super::cached::Director;
-use super::cached::director::Counts;
+use super::cached::CachedDispatcher;
+use super::cached::dispatcher::Counts;
 use super::decision::{Bring, Transfer};
 use super::error::ScheduleError;
-use super::scheduled::{Running, Unit as Scheduled};
+use super::scheduled::{ExpertUnit as Scheduled, Running};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
-use crate::exec::unit::{StepFault, Unit, Units};
+use crate::exec::unit::{ComputeUnit, StepFault, Units};
 use crate::offload::cache::Key;
-use crate::offload::paging::OnFlash;
+use crate::offload::paging::AnyPager;
 use crate::platform::memory::Addr;
 use moec_ir::plan::{ExpertLayer, ExpertPolicy, Segment, StreamSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-pub(crate) use link::Link;
-use link::{Job, Way};
+pub(crate) use transfer_queue::TransferQueue;
+use transfer_queue::{Job, MatrixTransfer};
 
 /// Statistics of experts that are assigned in every step, since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Assigned {
-    /// Experts, counted once in each step, that the hot unit, the CPU and the modules ran.
+    /// Experts, counted once in each step, that the hot unit, the CPU and the NDP DIMMs ran.
     pub experts: [u64; 3],
     /// Rows of these.
     pub rows: [u64; 3],
     /// Experts that were brought to the hot unit because a step needed them there.
     pub fetched: u64,
-    /// Experts that were brought there, given another layout, and moved to another module ahead of a step.
+    /// Experts that were brought there, given another layout, and moved to another DIMM ahead of a step.
     pub moves: [u64; 3],
     /// Experts whose class was what the predictor had said, of all that were looked at.
     pub predicted: [u64; 2],
@@ -67,18 +67,18 @@ struct Layer {
 /// Scheduler of experts.
 enum Core {
     Scheduled(Box<Running>),
-    Cached(Box<Director>),
+    Cached(Box<CachedDispatcher>),
 }
 
 /// Context of transfers.
-struct Hands<'a> {
+struct DeviceContext<'a> {
     units: Units<'a>,
     layers: &'a [Layer],
     hot: Option<usize>,
     cold: Option<usize>,
     /// By layer, what is copied where an expert is brought to the hot unit.
     matrices: &'a [Vec<Matrices>],
-    link: &'a Link,
+    transfers: &'a TransferQueue,
     /// Whether pages of what was brought are given back.
     forgets: bool,
 }
@@ -88,8 +88,8 @@ fn entry(table: Addr, expert: usize) -> Addr {
     table.plus(expert * size_of::<Addr>())
 }
 
-impl<'a> Hands<'a> {
-    fn hot(&self) -> Option<&'a (dyn Unit + 'a)> {
+impl<'a> DeviceContext<'a> {
+    fn hot(&self) -> Option<&'a (dyn ComputeUnit + 'a)> {
         self.hot.and_then(|unit| self.units.get(unit))
     }
 
@@ -123,16 +123,16 @@ impl<'a> Hands<'a> {
         else {
             return;
         };
-        let way = |(m, &to): (&Matrices, &Addr)| Way {
+        let transfer = |(m, &to): (&Matrices, &Addr)| MatrixTransfer {
             // SAFETY: tables have an address for each expert, and the CPU's are in its memory.
             from: unsafe { entry(m.from, expert).of::<Addr>().read() },
             to,
             entry: entry(m.to, expert),
             bytes: m.bytes,
         };
-        let ways = self.matrices(layer).iter().zip(frame).map(way).collect();
+        let transfers = self.matrices(layer).iter().zip(frame).map(transfer).collect();
         // SAFETY: the caller's promise.
-        *ticket = unsafe { self.link.push(Job { ways, forgets: self.forgets }, unit) };
+        *ticket = unsafe { self.transfers.push(Job { transfers, forgets: self.forgets }, unit) };
     }
 
     /// Moves an expert to one of the cold unit's memories, or stripes it over them.
@@ -163,7 +163,7 @@ struct State {
     chosen: Vec<u32>,
     /// Experts of the last layer that others than the CPU compute.
     beside: Vec<i32>,
-    /// The last job that was told ahead.
+    /// The last job that was submitted ahead.
     ahead: u64,
     done: Assigned,
     /// Whether a move has failed: where experts lie is then not known.
@@ -177,11 +177,11 @@ pub(crate) struct Assigner {
     cold: Option<usize>,
     matrices: OnceLock<Vec<Vec<Matrices>>>,
     state: Mutex<State>,
-    link: Arc<Link>,
+    transfers: Arc<TransferQueue>,
     /// By layer, what the hot unit's steps wait for; none where nothing is brought beside them.
     needs: Box<[AtomicU64]>,
-    /// Store that knows the experts in the host's memory, where experts stay on flash.
-    pager: Option<OnFlash>,
+    /// Store that knows the experts in the host's memory, where experts stay on disk.
+    pager: Option<AnyPager>,
     forgets: bool,
 }
 
@@ -190,7 +190,7 @@ impl Assigner {
     ///
     /// # Errors
     /// Times that are negative or not finite, a policy that is not known.
-    pub(crate) fn new(program: &Program, pager: Option<OnFlash>) -> Result<Option<Arc<Self>>> {
+    pub(crate) fn new(program: &Program, pager: Option<AnyPager>) -> Result<Option<Arc<Self>>> {
         let placed = &program.experts;
         let (hot, cold) = (placed.policy.hot(), placed.policy.cold());
         let experts = placed.layers.iter().map(|l| l.starts.len()).max().unwrap_or(0);
@@ -215,9 +215,9 @@ impl Assigner {
                 (Core::Scheduled(Box::new(running)), begins, 0)
             }
             ExpertPolicy::Cached(c) => {
-                let setup = plan::director(placed, c).map_err(bad)?;
+                let setup = plan::dispatcher_setup(placed, c).map_err(bad)?;
                 let begins = setup.cached.clone();
-                (Core::Cached(Box::new(Director::new(setup).map_err(bad)?)), begins, layers.len())
+                (Core::Cached(Box::new(CachedDispatcher::new(setup).map_err(bad)?)), begins, layers.len())
             }
         };
         let state = State {
@@ -233,9 +233,9 @@ impl Assigner {
             done: Assigned::default(),
             broken: false,
         };
-        let link = Arc::new(Link::default());
-        if let (Some(OnFlash::Experts(pager)), true) = (&pager, brought > 0) {
-            pager.tell(Arc::<Link>::clone(&link));
+        let transfers = Arc::new(TransferQueue::default());
+        if let (Some(AnyPager::Experts(pager)), true) = (&pager, brought > 0) {
+            pager.set_above(Arc::<TransferQueue>::clone(&transfers));
         }
         Ok(Some(Arc::new(Self {
             layers,
@@ -243,14 +243,14 @@ impl Assigner {
             cold: cold.map(|u| u as usize),
             matrices: OnceLock::new(),
             state: Mutex::new(state),
-            link,
+            transfers,
             needs: (0..brought).map(|_| AtomicU64::new(0)).collect(),
             forgets: pager.is_some() && placed.layers.iter().any(|l| !l.brought.is_empty()),
             pager,
         })))
     }
 
-    /// Says where matrices lie: `processor` and `hot` give the address of a segment's table in the CPU's memory and in
+    /// Says where matrices lie: `cpu` and `hot` give the address of a segment's table in the CPU's memory and in
     /// that of the hot unit.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl Assigner {
     pub(crate) fn bind(
         &self,
         program: &Program,
-        processor: &dyn Fn(u32) -> Option<Addr>,
+        cpu: &dyn Fn(u32) -> Option<Addr>,
         hot: &dyn Fn(u32) -> Option<Addr>,
     ) -> Result<()> {
         // A unit that works in the CPU's memory finds all experts there.
@@ -268,7 +268,7 @@ impl Assigner {
             let mut of = Vec::new();
             for &segment in layer.segments.iter().filter(|_| apart) {
                 let bytes = program.segments.get(segment as usize).and_then(Segment::matrix_bytes);
-                let found = processor(segment).zip(hot(segment)).zip(bytes);
+                let found = cpu(segment).zip(hot(segment)).zip(bytes);
                 let ((from, to), bytes) = found.ok_or_else(|| {
                     Error::plan(format!("segment {segment} is not where its experts are brought from"))
                 })?;
@@ -286,20 +286,20 @@ impl Assigner {
         self.layers.iter().position(|l| hot && l.segments.contains(&segment))
     }
 
-    /// Experts of a layer that was assigned, counted over those with routed experts, where gates are asked.
+    /// Experts of a layer that was assigned, counted over those with routed experts, where gates are applied.
     pub(crate) fn experts(&self, layer: usize) -> Option<usize> {
         (layer < self.needs.len()).then(|| self.lock().loads.len())
     }
 
-    /// The link, with the unit at its end, where something is brought beside the steps.
-    pub(crate) fn link(&self) -> Option<(&Link, usize)> {
-        self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.link, hot))
+    /// The transfer queue, and the unit that it copies to, where something is brought beside the steps.
+    pub(crate) fn transfers(&self) -> Option<(&TransferQueue, usize)> {
+        self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.transfers, hot))
     }
 
     /// Waits until the experts that a layer's steps read have come.
     pub(crate) fn wait(&self, layer: usize) {
         if let Some(need) = self.needs.get(layer) {
-            self.link.wait(need.load(Ordering::Acquire));
+            self.transfers.wait(need.load(Ordering::Acquire));
         }
     }
 
@@ -309,12 +309,12 @@ impl Assigner {
         let mut done = state.done;
         match &state.core {
             Core::Scheduled(running) => {
-                let tally = running.scheduler().tally();
+                let counters = running.scheduler().counters();
                 (done.fetched, done.moves) = running.counts();
-                done.predicted = [tally.right, tally.experts];
+                done.predicted = [counters.right, counters.experts];
             }
-            Core::Cached(director) => {
-                let counts = director.counts();
+            Core::Cached(dispatcher) => {
+                let counts = dispatcher.counts();
                 (done.makespan_us, done.fetched) = (counts.makespan_us, counts.fetched);
                 done.frames = Some(counts);
             }
@@ -326,14 +326,14 @@ impl Assigner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hands<'a>(&'a self, units: Units<'a>) -> Hands<'a> {
-        Hands {
+    fn device<'a>(&'a self, units: Units<'a>) -> DeviceContext<'a> {
+        DeviceContext {
             units,
             layers: &self.layers,
             hot: self.hot,
             cold: self.cold,
             matrices: self.matrices.get().map_or(&[], Vec::as_slice),
-            link: &self.link,
+            transfers: &self.transfers,
             forgets: self.forgets,
         }
     }
@@ -341,7 +341,7 @@ impl Assigner {
     /// Whether an expert is in the host's memory.
     fn there(&self, key: Key) -> bool {
         match &self.pager {
-            Some(OnFlash::Experts(pager)) => pager.holds(key),
+            Some(AnyPager::Experts(pager)) => pager.holds(key),
             _ => true,
         }
     }
@@ -350,7 +350,7 @@ impl Assigner {
     /// of each expert's unit among those of the layer.
     ///
     /// # Safety
-    /// One lane comes here, while no step runs that reads experts of this layer or of the one that comes next; the tables that
+    /// One thread comes here, while no step runs that reads experts of this layer or of the one that comes next; the tables that
     /// [`Self::bind`] was given are alive.
     pub(crate) unsafe fn dispatch(
         &self,
@@ -384,9 +384,9 @@ impl Assigner {
         prompt: bool,
         units: Units<'_>,
     ) -> Result<()> {
-        let hands = self.hands(units);
+        let device = self.device(units);
         // SAFETY: the caller's promise.
-        unsafe { self.begin(state, &hands) };
+        unsafe { self.begin(state, &device) };
         let State { core, tickets, frames, loads, chosen, beside, done, .. } = state;
         loads.fill(0);
         for &id in ids {
@@ -396,14 +396,14 @@ impl Assigner {
         }
         let decision = match core {
             Core::Scheduled(running) => running.divide(layer, loads),
-            Core::Cached(director) => director.divide(layer, loads, prompt, &|key| self.there(key)),
+            Core::Cached(dispatcher) => dispatcher.divide(layer, loads, prompt, &|key| self.there(key)),
         };
         let decision = decision.map_err(bad)?;
         for transfer in &decision.transfers {
             match *transfer {
                 // SAFETY: the caller's promise; no step reads the expert that the frame held.
-                Transfer::Bring(bring) => unsafe { hands.bring(bring, frames, tickets) },
-                Transfer::Relocate { key, to } => hands.relocate(key, to)?,
+                Transfer::Bring(bring) => unsafe { device.bring(bring, frames, tickets) },
+                Transfer::Relocate { key, to } => device.relocate(key, to)?,
             }
         }
         done.makespan_us += decision.makespan_us;
@@ -416,9 +416,10 @@ impl Assigner {
             done.rows[at] += u64::from(rows);
             beside.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));
         }
-        if let (Some(need), Core::Cached(director)) = (self.needs.get(layer), core) {
-            let here =
-                beside.iter().filter_map(|&e| director.frame(Key { layer: layer as u16, expert: e as u16 }));
+        if let (Some(need), Core::Cached(dispatcher)) = (self.needs.get(layer), core) {
+            let here = beside
+                .iter()
+                .filter_map(|&e| dispatcher.frame(Key { layer: layer as u16, expert: e as u16 }));
             let ticket = here.filter_map(|frame| tickets.get(frame as usize)).max();
             need.store(ticket.copied().unwrap_or(0), Ordering::Release);
         }
@@ -429,24 +430,24 @@ impl Assigner {
     ///
     /// # Safety
     /// As [`Self::dispatch`].
-    unsafe fn begin(&self, state: &mut State, hands: &Hands<'_>) {
+    unsafe fn begin(&self, state: &mut State, device: &DeviceContext<'_>) {
         if state.frames.is_empty() {
             // SAFETY: the caller's promise.
-            let frame = |key: &Key| unsafe { hands.frame(key.layer.into(), key.expert.into()) };
+            let frame = |key: &Key| unsafe { device.frame(key.layer.into(), key.expert.into()) };
             state.frames = state.begins.iter().map(frame).collect();
         }
-        if let Core::Cached(director) = &mut state.core {
+        if let Core::Cached(dispatcher) = &mut state.core {
             state.gone.clear();
-            self.link.take_gone(&mut state.gone);
-            state.gone.iter().for_each(|&key| director.lose(key));
+            self.transfers.take_gone(&mut state.gone);
+            state.gone.iter().for_each(|&key| dispatcher.lose(key));
         }
     }
 
-    /// Gives `ask` the experts of the last layer that units other than the CPU compute, once no transfer is under way any more that
-    /// was brought ahead of it: what it asks for may take the place of these in the host's memory.
+    /// Gives `request` the experts of the last layer that units other than the CPU compute, once no transfer is under way any more that
+    /// was brought ahead of it: what it requests may take the place of these in the host's memory.
     pub(crate) fn beside<T>(&self, ask: impl FnOnce(&[i32]) -> T) -> T {
         let state = self.lock();
-        self.link.wait(state.ahead);
+        self.transfers.wait(state.ahead);
         ask(&state.beside)
     }
 
@@ -455,7 +456,7 @@ impl Assigner {
     ///
     /// # Safety
     /// As [`Self::dispatch`], but for the steps of the layer that was dispatched.
-    pub(crate) unsafe fn foresee<'s>(
+    pub(crate) unsafe fn predict<'s>(
         &self,
         scored: usize,
         scores: &dyn Fn(usize) -> &'s [f32],
@@ -466,20 +467,20 @@ impl Assigner {
         if state.broken {
             return;
         }
-        let hands = self.hands(units);
+        let device = self.device(units);
         // SAFETY: the caller's promise.
-        unsafe { self.begin(&mut state, &hands) };
+        unsafe { self.begin(&mut state, &device) };
         let State { core, tickets, frames, .. } = &mut *state;
-        if let Core::Cached(director) = core {
-            match director.foresee(scored, scores, &|key| self.there(key)) {
+        if let Core::Cached(dispatcher) = core {
+            match dispatcher.predict(scored, scores, &|key| self.there(key)) {
                 // SAFETY: the caller's promise; no step reads the expert that the frame held.
-                Ok(brings) => brings.iter().for_each(|&b| unsafe { hands.bring(b, frames, tickets) }),
+                Ok(brings) => brings.iter().for_each(|&b| unsafe { device.bring(b, frames, tickets) }),
                 Err(e) => {
                     state.broken = true;
                     fail(StepFault::Unit(bad(e)));
                 }
             }
         }
-        state.ahead = self.link.last();
+        state.ahead = self.transfers.last();
     }
 }

@@ -1,10 +1,10 @@
 //! Schedulers' settings from a plan.
 
 use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
-use crate::schedule::cached::director;
+use crate::schedule::cached::dispatcher;
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::{Solver, TRIMOE, trimoe};
-use crate::schedule::scheduled::{Layout, Place, Placement, Scheduler, Setup, Window};
+use crate::schedule::scheduled::{ExpertScheduler, Layout, Place, Placement, Setup, Window};
 use crate::schedule::{Costs, NearCosts, Table};
 use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPlacement, Refine, Scheduled};
 
@@ -18,7 +18,7 @@ pub fn costs(c: &ExpertCosts) -> Result<Costs, ScheduleError> {
     let near = |table| NearCosts { table, internal_us: c.internal_us, link_us: c.link_us };
     Ok(Costs {
         gpu: some(&c.hot)?.map(Into::into),
-        cpu: table(&c.processor)?.into(),
+        cpu: table(&c.cpu)?.into(),
         near: some(&c.cold)?.map(near),
         bring_us: c.bring_us,
         first_bring_us: 0.0,
@@ -43,7 +43,7 @@ pub fn setup(s: &Scheduled, layers: usize, experts: usize) -> Result<Setup, Sche
         costs: costs(&s.costs)?,
         layers,
         experts,
-        memories: s.modules as usize,
+        memories: s.dimms as usize,
         frames: s.frames as usize,
         window: Window { pcie_us: s.costs.window_us, link_us: s.costs.window_us },
     })
@@ -53,12 +53,12 @@ pub fn setup(s: &Scheduled, layers: usize, experts: usize) -> Result<Setup, Sche
 ///
 /// # Errors
 /// As [`setup`]; memories or frames that are not there.
-pub fn scheduler(p: &ExpertPlacement, s: &Scheduled) -> Result<Scheduler, ScheduleError> {
+pub fn scheduler(p: &ExpertPlacement, s: &Scheduled) -> Result<ExpertScheduler, ScheduleError> {
     let experts = p.layers.first().map_or(0, |l| l.starts.len());
-    let mut scheduler = Scheduler::new(setup(s, p.layers.len(), experts)?)?;
+    let mut scheduler = ExpertScheduler::new(setup(s, p.layers.len(), experts)?)?;
     for (index, layer) in p.layers.iter().enumerate() {
         let places = places(layer, s.hot);
-        scheduler.place(index, &Placement::new(places, s.modules as usize, s.frames as usize)?)?;
+        scheduler.place(index, &Placement::new(places, s.dimms as usize, s.frames as usize)?)?;
     }
     Ok(scheduler)
 }
@@ -67,15 +67,15 @@ pub fn scheduler(p: &ExpertPlacement, s: &Scheduled) -> Result<Scheduler, Schedu
 fn places(layer: &ExpertLayer, hot: Option<u32>) -> Vec<Place> {
     let layout = |m: i32| u16::try_from(m).map_or(Layout::Striped, Layout::Local);
     let cached = |at: u32| hot.is_some() && layer.units.get(at as usize).copied() == hot;
-    let places = layer.modules.iter().zip(&layer.starts);
-    places.map(|(&module, &at)| Place { layout: layout(module), cached: cached(at) }).collect()
+    let places = layer.dimms.iter().zip(&layer.starts);
+    places.map(|(&dimm, &at)| Place { layout: layout(dimm), cached: cached(at) }).collect()
 }
 
-/// Initial knowledge of a director.
+/// Initial knowledge of a dispatcher.
 ///
 /// # Errors
 /// As [`costs`]; a name that is no policy's.
-pub fn director(p: &ExpertPlacement, c: &Cached) -> Result<director::Setup, ScheduleError> {
+pub fn dispatcher_setup(p: &ExpertPlacement, c: &Cached) -> Result<dispatcher::Setup, ScheduleError> {
     let [gpu_us, cpu_us, first_bring_us] = c.first_us;
     let mut costs = Costs { first_bring_us, ..costs(&c.costs)? };
     costs.cpu.first_us = cpu_us;
@@ -87,7 +87,7 @@ pub fn director(p: &ExpertPlacement, c: &Cached) -> Result<director::Setup, Sche
     let layers: Vec<CachedLayer> = p.layers.iter().map(layer).collect();
     let key = |layer: u32, expert: u32| Key { layer: layer as u16, expert: expert as u16 };
     let held = |(l, layer): (u32, &ExpertLayer)| layer.on(c.hot).into_iter().map(move |e| key(l, e));
-    Ok(director::Setup {
+    Ok(dispatcher::Setup {
         costs,
         experts: ExpertIndex::new(&layers)?,
         divides: [solver(&c.divides[0])?, solver(&c.divides[1])?],

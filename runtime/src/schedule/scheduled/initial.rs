@@ -2,7 +2,7 @@
 
 use super::placement::{Layout, Place, Placement};
 use super::predictor::{Class, classes};
-use super::schedule::Unit;
+use super::schedule::ExpertUnit;
 use crate::schedule::policy::Keeps;
 use crate::schedule::sums::prices::Prices;
 
@@ -34,7 +34,7 @@ pub(crate) fn initial(
     for &e in hottest.iter().filter(|&&e| local(e)) {
         // What is cached computes there.
         let task = prices.expected(e, Place { layout: Layout::Local(0), ..striped }, loads[e]);
-        let time = if placement.places()[e].cached { 0 } else { task.cost(Unit::Near) };
+        let time = if placement.places()[e].cached { 0 } else { task.cost(ExpertUnit::Near) };
         if let Some((memory, least)) = busy.iter_mut().enumerate().min_by_key(|b| *b.1) {
             *least += time;
             placement.relayout(e, Layout::Local(memory as u16));

@@ -11,8 +11,8 @@
 use super::budget::{Budget, Needs};
 use super::placement::{Layout, Place, Placement};
 use super::predictor::{Class, misplaced};
-use super::schedule::{Action, Move, Unit};
-use crate::schedule::policy::Foresees;
+use super::schedule::{Action, ExpertUnit, Move};
+use crate::schedule::policy::Prediction;
 use crate::schedule::sums::assignment::{Assignment, Effect, Task, UNITS};
 use crate::schedule::sums::prices::Prices;
 use crate::schedule::sums::refine::refine;
@@ -39,7 +39,7 @@ pub(crate) struct Migrator {
 /// Facts about the layer.
 pub(crate) struct Outlook<'a> {
     pub(crate) prices: &'a Prices,
-    pub(crate) foresees: Foresees,
+    pub(crate) prediction: Prediction,
     pub(crate) layer: usize,
     /// Expected tokens by expert.
     pub(crate) loads: &'a [f32],
@@ -59,7 +59,7 @@ impl Migrator {
         budget: &mut Budget,
         moves: &mut Vec<Move>,
     ) {
-        let Foresees::Loads { relayout } = outlook.foresees else { return };
+        let Prediction::Loads { relayout } = outlook.prediction else { return };
         self.moved.clear();
         self.schedule(outlook, placement);
         self.rank(outlook, placement);
@@ -111,14 +111,14 @@ impl Migrator {
         self.ranked = ranked;
     }
 
-    /// Action that an expert's class asks for and its place lacks.
+    /// Action that an expert's class requests and its place lacks.
     fn wanted(&self, outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<Action> {
         let (place, class) = (placement.places()[expert], *outlook.classes.get(expert)?);
         let number = expert as u16;
         if !misplaced(place, class, f64::from(outlook.loads[expert]), outlook.cold) {
             return None;
         }
-        let relayout = outlook.foresees == Foresees::Loads { relayout: true };
+        let relayout = outlook.prediction == Prediction::Loads { relayout: true };
         match (class, place.layout) {
             (Class::Hot, _) => {
                 let full = placement.cached() >= placement.frames();
@@ -148,7 +148,7 @@ impl Migrator {
         let from = from as u16;
         let mut best: Option<(Ticks, Action)> = None;
         for t in 0..self.step.tasks.len() {
-            let there = self.step.tasks[t].memory == from && self.step.units[t] == Unit::Near;
+            let there = self.step.tasks[t].memory == from && self.step.units[t] == ExpertUnit::Near;
             if !there || self.moved.contains(&(t as u16)) {
                 continue;
             }
@@ -208,7 +208,7 @@ impl Migrator {
         outlook: &Outlook<'_>,
         places: &[Place],
         action: Action,
-    ) -> [Option<(Task, Unit)>; 2] {
+    ) -> [Option<(Task, ExpertUnit)>; 2] {
         let cached = |e: u16, cached: bool| (e, Place { cached, ..places[usize::from(e)] });
         let moved = |e: u16, layout: Layout| (e, Place { layout, ..places[usize::from(e)] });
         let changes = match action {
@@ -237,7 +237,7 @@ impl Migrator {
         })
     }
 
-    fn replace(&mut self, task: Task, unit: Unit) {
+    fn replace(&mut self, task: Task, unit: ExpertUnit) {
         let e = usize::from(task.expert);
         let old = self.step.tasks[e];
         self.step.add(old.memory, Effect::default() - old.effect(self.step.units[e]));

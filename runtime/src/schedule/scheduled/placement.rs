@@ -21,7 +21,7 @@ impl Layout {
     }
 }
 
-/// Place of one expert: its home in the host's memory, and whether the GPU has a copy.
+/// Placement of one expert: its layout in the host's memory, and whether the GPU has a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Layout in the host's memory.

@@ -67,7 +67,7 @@ impl Predictor {
 
 /// Counts of right and wrong predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct PredictionCounters {
     /// Experts of all steps: for each one is decided whether it stays, and if not, where it goes.
     pub experts: u64,
     /// Those whose predicted class was that of their actual load.
@@ -75,11 +75,11 @@ pub struct Tally {
     /// Those that should be elsewhere by their predicted load: hot and not with the GPU, or clearly warm or cold and of
     /// the other layout.
     pub decisions: u64,
-    /// Those of them whose actual class asked for it, too: moving them pays.
+    /// Those of them whose actual class requested it, too: moving them pays.
     pub paid: u64,
 }
 
-impl Tally {
+impl PredictionCounters {
     /// Migration decisions that were right, to stay among them, from 0 to 1: what the paper's 78 % are held against.
     pub fn accuracy(&self) -> f64 {
         self.right as f64 / self.experts.max(1) as f64

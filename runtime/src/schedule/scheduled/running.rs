@@ -4,8 +4,8 @@
 //! it runs: its own dispatch has not ended yet, and the layer that comes next has not begun.
 
 use super::placement::Layout;
-use super::schedule::{Action, Home, Unit};
-use super::scheduler::Scheduler;
+use super::schedule::{Action, ExpertUnit, ScheduledUnit};
+use super::scheduler::ExpertScheduler;
 use super::setup::Window;
 use crate::offload::cache::Key;
 use crate::schedule::decision::{Bring, Decision, Transfer};
@@ -13,7 +13,7 @@ use crate::schedule::error::ScheduleError;
 
 /// Decides for a plan that runs.
 pub struct Running {
-    scheduler: Scheduler,
+    scheduler: ExpertScheduler,
     window: Option<Window>,
     /// By layer: the expert in each frame of the GPU's memory.
     frames: Vec<Vec<u16>>,
@@ -26,7 +26,7 @@ pub struct Running {
 
 impl Running {
     /// With a scheduler whose layers have their first placements. Whether experts move between steps.
-    pub fn new(scheduler: Scheduler, moves: bool) -> Self {
+    pub fn new(scheduler: ExpertScheduler, moves: bool) -> Self {
         let layers = (0..scheduler.setup().layers).map_while(|l| scheduler.placement(l));
         let cached = |p: &super::Placement| {
             let cached = (0..).zip(p.places()).filter(|e| e.1.cached);
@@ -44,7 +44,7 @@ impl Running {
     }
 
     /// The scheduler.
-    pub fn scheduler(&self) -> &Scheduler {
+    pub fn scheduler(&self) -> &ExpertScheduler {
         &self.scheduler
     }
 
@@ -72,11 +72,11 @@ impl Running {
         }
         let schedule = self.scheduler.dispatch(layer, loads)?;
         self.decision.makespan_us = schedule.makespan_us;
-        for (unit, home) in self.decision.units.iter_mut().zip(&schedule.homes) {
-            *unit = match home {
-                Some(Home::Gpu) => Unit::Gpu,
-                Some(Home::Near(_)) => Unit::Near,
-                Some(Home::Cpu) | None => Unit::Cpu,
+        for (unit, chosen) in self.decision.units.iter_mut().zip(&schedule.units) {
+            *unit = match chosen {
+                Some(ScheduledUnit::Gpu) => ExpertUnit::Gpu,
+                Some(ScheduledUnit::Near(_)) => ExpertUnit::Near,
+                Some(ScheduledUnit::Cpu) | None => ExpertUnit::Cpu,
             };
         }
         self.bring_missing(layer);
@@ -97,17 +97,19 @@ impl Running {
     /// Where there is none, the CPU runs them.
     fn bring_missing(&mut self, layer: usize) {
         for expert in 0..self.decision.units.len() {
-            if self.decision.units[expert] != Unit::Gpu || self.frames[layer].contains(&(expert as u16)) {
+            if self.decision.units[expert] != ExpertUnit::Gpu || self.frames[layer].contains(&(expert as u16))
+            {
                 continue;
             }
             let units = &self.decision.units;
-            let idle = self.frames[layer].iter().position(|&held| units[usize::from(held)] != Unit::Gpu);
+            let idle =
+                self.frames[layer].iter().position(|&held| units[usize::from(held)] != ExpertUnit::Gpu);
             match idle {
                 Some(frame) => {
                     self.bring(layer, expert as u16, frame);
                     self.fetched += 1;
                 }
-                None => self.decision.units[expert] = Unit::Cpu,
+                None => self.decision.units[expert] = ExpertUnit::Cpu,
             }
         }
     }

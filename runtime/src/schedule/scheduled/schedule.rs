@@ -2,9 +2,9 @@
 
 use super::placement::Layout;
 
-/// A kind of unit that computes experts.
+/// Kind of compute unit that computes an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unit {
+pub enum ExpertUnit {
     /// The GPU.
     Gpu,
     /// The CPU.
@@ -15,7 +15,7 @@ pub enum Unit {
 
 /// Unit that computes an expert in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Home {
+pub enum ScheduledUnit {
     /// On the GPU.
     Gpu,
     /// On the CPU.
@@ -80,7 +80,7 @@ pub struct Move {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// Unit of each expert; `None`: it has no tokens.
-    pub homes: Vec<Option<Home>>,
+    pub units: Vec<Option<ScheduledUnit>>,
     /// Equation 7, in microseconds.
     pub makespan_us: f64,
     /// Equation 5 of the GPU.

@@ -4,8 +4,8 @@ use super::budget::Budget;
 use super::initial::initial;
 use super::migrate::{Migrator, Outlook};
 use super::placement::Placement;
-use super::predictor::{Class, Predictor, Tally, boundary, classes, misplaced};
-use super::schedule::{Home, Move, Schedule, Unit};
+use super::predictor::{Class, PredictionCounters, Predictor, boundary, classes, misplaced};
+use super::schedule::{ExpertUnit, Move, Schedule, ScheduledUnit};
 use super::setup::{Setup, Window};
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::{Solver, Units};
@@ -24,7 +24,7 @@ const ITERATIONS: usize = 256;
 /// It holds where the experts of all layers are and what load is expected of each. It has no clock and draws no
 /// random numbers: the same steps have the same schedules. Its memory stops growing after a few steps.
 #[derive(Clone, Debug)]
-pub struct Scheduler {
+pub struct ExpertScheduler {
     setup: Setup,
     prices: Prices,
     placements: Vec<Placement>,
@@ -32,7 +32,7 @@ pub struct Scheduler {
     cold: Vec<f64>,
     predictor: Predictor,
     budget: Budget,
-    tally: Tally,
+    counters: PredictionCounters,
     schedule: Schedule,
     // Kept for their memory.
     step: Assignment,
@@ -44,8 +44,8 @@ pub struct Scheduler {
     actual: Vec<Class>,
 }
 
-impl Scheduler {
-    /// With every layer as if all of its experts were equally loaded; [`Scheduler::profile`] says otherwise.
+impl ExpertScheduler {
+    /// With every layer as if all of its experts were equally loaded; [`ExpertScheduler::profile`] says otherwise.
     ///
     /// # Errors
     /// Those of [`Setup::check`].
@@ -62,7 +62,7 @@ impl Scheduler {
             cold: vec![cold; layers],
             predictor: Predictor::new(layers, experts),
             budget: Budget::new(memories),
-            tally: Tally::default(),
+            counters: PredictionCounters::default(),
             schedule: Schedule::default(),
             step: Assignment::default(),
             search: Search::default(),
@@ -126,7 +126,7 @@ impl Scheduler {
             }
             Solver::Hottest(rest) => {
                 // Rows travel over the link to the GPU where near-data units have the rest, and the balance counts them.
-                let row = if rest == Unit::Near { ticks(self.setup.costs.row_us) } else { 0 };
+                let row = if rest == ExpertUnit::Near { ticks(self.setup.costs.row_us) } else { 0 };
                 hottest(&mut self.step, &mut self.by_load, rest, loads, row);
             }
             // Each is where it costs least; what has no sums was refused.
@@ -153,7 +153,7 @@ impl Scheduler {
         classes(&self.prices, frames, cold, expected, &mut self.order, &mut self.expected);
         let outlook = Outlook {
             prices: &self.prices,
-            foresees: self.setup.system.foresees,
+            prediction: self.setup.system.prediction,
             layer,
             loads,
             classes: &self.expected,
@@ -192,8 +192,8 @@ impl Scheduler {
     }
 
     /// Counts of right predictions so far.
-    pub fn tally(&self) -> Tally {
-        self.tally
+    pub fn counters(&self) -> PredictionCounters {
+        self.counters
     }
 
     fn check(&self, layer: usize, loads: usize) -> Result<(), ScheduleError> {
@@ -210,23 +210,23 @@ impl Scheduler {
     /// Writes the schedule.
     fn report(&mut self) {
         let (a, s) = (&self.step, &mut self.schedule);
-        s.homes.clear();
-        s.homes.resize(self.setup.experts, None);
+        s.units.clear();
+        s.units.resize(self.setup.experts, None);
         s.near_us.clear();
         s.near_us.resize(self.setup.memories, 0.0);
         s.moves.clear();
         let (mut calc, mut transfer): (Ticks, Ticks) = (0, 0);
         for (task, unit) in a.tasks.iter().zip(&a.units) {
-            let home = match unit {
-                Unit::Gpu => Home::Gpu,
-                Unit::Cpu => Home::Cpu,
-                Unit::Near => Home::Near(task.memory),
+            let chosen = match unit {
+                ExpertUnit::Gpu => ScheduledUnit::Gpu,
+                ExpertUnit::Cpu => ScheduledUnit::Cpu,
+                ExpertUnit::Near => ScheduledUnit::Near(task.memory),
             };
-            s.homes[usize::from(task.expert)] = Some(home);
+            s.units[usize::from(task.expert)] = Some(chosen);
             match unit {
-                Unit::Gpu => (calc, transfer) = (calc + task.calc, transfer + task.transfer),
-                Unit::Cpu => {}
-                Unit::Near => s.near_us[usize::from(task.memory)] += us(task.cost(Unit::Near)),
+                ExpertUnit::Gpu => (calc, transfer) = (calc + task.calc, transfer + task.transfer),
+                ExpertUnit::Cpu => {}
+                ExpertUnit::Near => s.near_us[usize::from(task.memory)] += us(task.cost(ExpertUnit::Near)),
             }
         }
         // A GPU that is alone computes while weights of others travel: the slower of the two sums counts.
@@ -250,10 +250,10 @@ impl Scheduler {
         for (((&place, &load), &expected), &actual) in places.zip(&self.expected).zip(&self.actual) {
             let moves = misplaced(place, expected, f64::from(load), cold);
             let right = expected == actual;
-            self.tally.experts += 1;
-            self.tally.right += u64::from(right);
-            self.tally.decisions += u64::from(moves);
-            self.tally.paid += u64::from(moves && right);
+            self.counters.experts += 1;
+            self.counters.right += u64::from(right);
+            self.counters.decisions += u64::from(moves);
+            self.counters.paid += u64::from(moves && right);
         }
         self.predictor.observe(layer, loads);
     }

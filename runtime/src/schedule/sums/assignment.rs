@@ -6,13 +6,13 @@
 //! all memories, so that an expert moves in constant time.
 
 use super::ticks::{NEVER, Ticks};
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// In place of a memory: the expert is striped.
 pub(crate) const STRIPED: u16 = u16::MAX;
 
 /// The units, in the order in which ties are broken.
-pub(crate) const UNITS: [Unit; 3] = [Unit::Cpu, Unit::Gpu, Unit::Near];
+pub(crate) const UNITS: [ExpertUnit; 3] = [ExpertUnit::Cpu, ExpertUnit::Gpu, ExpertUnit::Near];
 
 /// An expert with tokens, and what it costs where.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,29 +39,30 @@ impl Task {
         };
         let gpu = if cached { Effect::default() } else { read };
         let mut effects = [Effect::default(); 3];
-        effects[Unit::Gpu as usize] = Effect { gpu: cost[Unit::Gpu as usize], ..gpu };
-        effects[Unit::Cpu as usize] = Effect { cpu: cost[Unit::Cpu as usize], ..read };
-        effects[Unit::Near as usize] = Effect { memory: cost[Unit::Near as usize], ..Effect::default() };
+        effects[ExpertUnit::Gpu as usize] = Effect { gpu: cost[ExpertUnit::Gpu as usize], ..gpu };
+        effects[ExpertUnit::Cpu as usize] = Effect { cpu: cost[ExpertUnit::Cpu as usize], ..read };
+        effects[ExpertUnit::Near as usize] =
+            Effect { memory: cost[ExpertUnit::Near as usize], ..Effect::default() };
         effects
     }
 
     /// Cost on a unit.
-    pub(crate) fn cost(&self, unit: Unit) -> Ticks {
+    pub(crate) fn cost(&self, unit: ExpertUnit) -> Ticks {
         let effect = self.effects[unit as usize];
         match unit {
-            Unit::Gpu => effect.gpu,
-            Unit::Cpu => effect.cpu,
-            Unit::Near => effect.memory,
+            ExpertUnit::Gpu => effect.gpu,
+            ExpertUnit::Cpu => effect.cpu,
+            ExpertUnit::Near => effect.memory,
         }
     }
 
     /// Whether a unit can compute it.
-    pub(crate) fn can(&self, unit: Unit) -> bool {
+    pub(crate) fn can(&self, unit: ExpertUnit) -> bool {
         self.cost(unit) < NEVER
     }
 
     /// The unit where it costs least.
-    pub(crate) fn cheapest(&self) -> Unit {
+    pub(crate) fn cheapest(&self) -> ExpertUnit {
         let [mut best, ..] = UNITS;
         for unit in UNITS {
             if self.cost(unit) < self.cost(best) {
@@ -72,7 +73,7 @@ impl Task {
     }
 
     /// Increase of each time where it is computed.
-    pub(crate) fn effect(&self, unit: Unit) -> Effect {
+    pub(crate) fn effect(&self, unit: ExpertUnit) -> Effect {
         self.effects[unit as usize]
     }
 }
@@ -104,7 +105,7 @@ impl std::ops::Sub for Effect {
 pub(crate) struct Assignment {
     pub(crate) tasks: Vec<Task>,
     /// By task.
-    pub(crate) units: Vec<Unit>,
+    pub(crate) units: Vec<ExpertUnit>,
     pub(crate) gpu: Ticks,
     pub(crate) cpu: Ticks,
     /// On top of each memory's own.
@@ -132,20 +133,20 @@ impl Assignment {
     }
 
     /// One more task.
-    pub(crate) fn push(&mut self, task: Task, unit: Unit) {
+    pub(crate) fn push(&mut self, task: Task, unit: ExpertUnit) {
         self.tasks.push(task);
         self.units.push(unit);
         self.add(task.memory, task.effect(unit));
     }
 
     /// Change by moving a task to another unit.
-    pub(crate) fn change(&self, task: usize, to: Unit) -> Effect {
+    pub(crate) fn change(&self, task: usize, to: ExpertUnit) -> Effect {
         let t = &self.tasks[task];
         t.effect(to) - t.effect(self.units[task])
     }
 
     /// Moves a task to another unit.
-    pub(crate) fn reassign(&mut self, task: usize, to: Unit) {
+    pub(crate) fn reassign(&mut self, task: usize, to: ExpertUnit) {
         let change = self.change(task, to);
         self.units[task] = to;
         self.add(self.tasks[task].memory, change);
@@ -185,8 +186,8 @@ impl Assignment {
     /// Whether a task is computed on a device.
     pub(crate) fn is_on(&self, task: usize, device: Device) -> bool {
         match (self.units[task], device) {
-            (Unit::Gpu, Device::Gpu) | (Unit::Cpu, Device::Cpu) => true,
-            (Unit::Near, Device::Memory(d)) => usize::from(self.tasks[task].memory) == d,
+            (ExpertUnit::Gpu, Device::Gpu) | (ExpertUnit::Cpu, Device::Cpu) => true,
+            (ExpertUnit::Near, Device::Memory(d)) => usize::from(self.tasks[task].memory) == d,
             _ => false,
         }
     }

@@ -6,7 +6,7 @@
 
 use super::assignment::{Assignment, UNITS};
 use super::ticks::Ticks;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// Weights of the GPU's time beside the CPU's, in sixteenths.
 const WEIGHTS: [Ticks; 5] = [1, 4, 8, 12, 15];
@@ -26,7 +26,7 @@ pub(crate) fn bound(a: &Assignment, memories: &mut Vec<Ticks>) -> Ticks {
         if let Some(memory) = memories.get_mut(usize::from(t.memory)) {
             *memory += own;
         } else {
-            let (gpu, cpu) = (t.cost(Unit::Gpu), t.cost(Unit::Cpu));
+            let (gpu, cpu) = (t.cost(ExpertUnit::Gpu), t.cost(ExpertUnit::Cpu));
             for (sum, w) in hosts.iter_mut().zip(WEIGHTS) {
                 *sum += (w * gpu).min((16 - w) * cpu);
             }

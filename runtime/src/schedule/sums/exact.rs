@@ -2,7 +2,7 @@
 
 use super::assignment::{Assignment, Effect, UNITS};
 use super::ticks::Ticks;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// Buffers beside the assignment, kept from step to step.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub(crate) struct Exact {
     order: Vec<usize>,
     part: Assignment,
     least: Ticks,
-    best: Vec<Unit>,
+    best: Vec<ExpertUnit>,
     /// Parts that may still be looked at.
     left: usize,
 }

@@ -2,12 +2,18 @@
 
 use super::assignment::Assignment;
 use super::ticks::Ticks;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// Gives what the GPU holds to it and the others to `rest`, where that can compute them; then the hottest of these
 /// go to the GPU, as many as make the step shortest. `loads` are tokens by expert; where `row` is not 0, that long
 /// one token's row travels to `rest` and back, all of them one after the other, beside the makespan.
-pub(crate) fn hottest(a: &mut Assignment, order: &mut Vec<usize>, rest: Unit, loads: &[u32], row: Ticks) {
+pub(crate) fn hottest(
+    a: &mut Assignment,
+    order: &mut Vec<usize>,
+    rest: ExpertUnit,
+    loads: &[u32],
+    row: Ticks,
+) {
     let tokens = |a: &Assignment, t: usize| loads.get(usize::from(a.tasks[t].expert)).copied().unwrap_or(0);
     order.clear();
     let mut rows = 0;
@@ -24,10 +30,10 @@ pub(crate) fn hottest(a: &mut Assignment, order: &mut Vec<usize>, rest: Unit, lo
     let length = |a: &Assignment, rows: Ticks| a.gpu.max(a.cpu.max(a.slowest()) + rows);
     let (mut least, mut count) = (length(a, rows), 0);
     for (i, &t) in order.iter().enumerate() {
-        if !a.tasks[t].can(Unit::Gpu) {
+        if !a.tasks[t].can(ExpertUnit::Gpu) {
             break;
         }
-        a.reassign(t, Unit::Gpu);
+        a.reassign(t, ExpertUnit::Gpu);
         rows -= Ticks::from(tokens(a, t)) * row;
         if length(a, rows) < least {
             (least, count) = (length(a, rows), i + 1);

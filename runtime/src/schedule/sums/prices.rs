@@ -7,7 +7,7 @@ use super::assignment::{Effect, STRIPED, Task};
 use super::ticks::{FORBIDDEN, NEVER, Ticks, ticks};
 use crate::schedule::costs::Costs;
 use crate::schedule::policy::Units;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 use crate::schedule::scheduled::{Layout, Place};
 
 /// Numbers of tokens with a price of their own; beyond them tables are read.
@@ -104,9 +104,9 @@ impl Prices {
         let allowed = |unit: bool, cost: Ticks| if unit { cost } else { FORBIDDEN };
         let on_gpu = if place.cached { gpu } else { allowed(self.units.misses, gpu.max(rates.transfer)) };
         let mut cost = [0; 3];
-        cost[Unit::Gpu as usize] = on_gpu;
-        cost[Unit::Cpu as usize] = allowed(self.units.cpu, cpu.max(rates.dram));
-        cost[Unit::Near as usize] = allowed(self.units.near && memory.is_some(), near);
+        cost[ExpertUnit::Gpu as usize] = on_gpu;
+        cost[ExpertUnit::Cpu as usize] = allowed(self.units.cpu, cpu.max(rates.dram));
+        cost[ExpertUnit::Near as usize] = allowed(self.units.near && memory.is_some(), near);
         let memory = memory.unwrap_or(STRIPED);
         Task {
             expert: expert as u16,

@@ -6,7 +6,7 @@
 
 use super::assignment::{Assignment, Device, UNITS};
 use super::ticks::Ticks;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// Improves an assignment by at most `limit` moves.
 pub(crate) fn refine(a: &mut Assignment, limit: usize) {
@@ -21,24 +21,24 @@ pub(crate) fn refine(a: &mut Assignment, limit: usize) {
 }
 
 /// The move of an iteration, and the makespan after it.
-fn best(a: &Assignment) -> Option<(usize, Unit, Ticks)> {
+fn best(a: &Assignment) -> Option<(usize, ExpertUnit, Ticks)> {
     let bottleneck = a.bottleneck();
     let unit = match bottleneck {
-        Device::Gpu => Unit::Gpu,
-        Device::Cpu => Unit::Cpu,
-        Device::Memory(_) => Unit::Near,
+        Device::Gpu => ExpertUnit::Gpu,
+        Device::Cpu => ExpertUnit::Cpu,
+        Device::Memory(_) => ExpertUnit::Near,
     };
     let here = (0..a.tasks.len()).filter(|&t| a.is_on(t, bottleneck));
     // Of equal costs, the first.
     let task = here.rev().max_by_key(|&t| a.tasks[t].cost(unit))?;
     let others = UNITS.into_iter().filter(|&to| to != unit && a.tasks[task].can(to));
-    let after = |to: Unit| (makespan_after(a, task, to), a.tasks[task].cost(to), to);
+    let after = |to: ExpertUnit| (makespan_after(a, task, to), a.tasks[task].cost(to), to);
     let (makespan, _, to) = others.map(after).min_by_key(|o| (o.0, o.1))?;
     Some((task, to, makespan))
 }
 
 /// The makespan if a task were on another unit.
-fn makespan_after(a: &Assignment, task: usize, to: Unit) -> Ticks {
+fn makespan_after(a: &Assignment, task: usize, to: ExpertUnit) -> Ticks {
     let change = a.change(task, to);
     let memory = usize::from(a.tasks[task].memory);
     let own = |(d, &time): (usize, &Ticks)| if d == memory { time + change.memory } else { time };

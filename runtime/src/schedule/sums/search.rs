@@ -1,6 +1,6 @@
 //! A search that leaves plateaus.
 //!
-//! It asks whether a step can end by a *target* below the best makespan so far, and halves the range of targets by
+//! It checks whether a step can end by a *target* below the best makespan so far, and halves the range of targets by
 //! the answer. To get there it lowers the *excess*, the sum over all devices of the time past the target. A move
 //! that helps one of two memories that tie leaves the makespan where it was, and the excess is smaller: that is how it
 //! goes on where refinement by the makespan stalls. Where no move of one expert lowers the excess, chains of two do:
@@ -11,7 +11,7 @@ use super::assignment::{Assignment, Effect, STRIPED, UNITS};
 use super::bound::bound;
 use super::exact::Exact;
 use super::ticks::{Ticks, us};
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// Targets that are tried.
 const TARGETS: usize = 12;
@@ -27,7 +27,11 @@ const PARTS: usize = 1000;
 const CLOSE: Ticks = 512;
 
 /// Starts of the search: experts on the first unit that can compute them.
-const STARTS: [(Unit, Unit); 3] = [(Unit::Near, Unit::Cpu), (Unit::Gpu, Unit::Cpu), (Unit::Cpu, Unit::Gpu)];
+const STARTS: [(ExpertUnit, ExpertUnit); 3] = [
+    (ExpertUnit::Near, ExpertUnit::Cpu),
+    (ExpertUnit::Gpu, ExpertUnit::Cpu),
+    (ExpertUnit::Cpu, ExpertUnit::Gpu),
+];
 
 /// Buffers beside the assignment, kept from step to step.
 #[derive(Clone, Debug, Default)]
@@ -106,7 +110,7 @@ impl Search {
     }
 
     /// Moves a task; the excess after it.
-    fn go(&mut self, a: &mut Assignment, (task, to): (usize, Unit)) -> Ticks {
+    fn go(&mut self, a: &mut Assignment, (task, to): (usize, ExpertUnit)) -> Ticks {
         a.reassign(task, to);
         self.memories = a.memories.iter().map(|d| over(d + a.every, self.target)).sum();
         over(a.gpu, self.target) + over(a.cpu, self.target) + self.memories
@@ -134,7 +138,7 @@ impl Search {
     }
 
     /// A chain of two that lowers the excess: one goes to a unit, and one that is there makes room.
-    fn double(&mut self, a: &Assignment, excess: Ticks) -> Option<[(usize, Unit); 2]> {
+    fn double(&mut self, a: &Assignment, excess: Ticks) -> Option<[(usize, ExpertUnit); 2]> {
         for first in 0..a.tasks.len() {
             if !self.strains(a, first) {
                 continue;
@@ -143,7 +147,7 @@ impl Search {
                 let one = a.change(first, to);
                 let memory = a.tasks[first].memory;
                 for second in 0..a.tasks.len() {
-                    let same = to != Unit::Near || a.tasks[second].memory == memory;
+                    let same = to != ExpertUnit::Near || a.tasks[second].memory == memory;
                     if second == first || a.units[second] != to || !same {
                         continue;
                     }
@@ -225,7 +229,7 @@ fn over(time: Ticks, target: Ticks) -> Ticks {
 }
 
 /// Units that a task could go to.
-fn others(a: &Assignment, task: usize) -> impl Iterator<Item = Unit> + use<> {
+fn others(a: &Assignment, task: usize) -> impl Iterator<Item = ExpertUnit> + use<> {
     let (t, unit) = (a.tasks[task], a.units[task]);
     UNITS.into_iter().filter(move |&to| to != unit && t.can(to))
 }

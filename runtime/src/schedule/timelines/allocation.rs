@@ -5,7 +5,7 @@
 
 use super::task::{Free, Run, Task, Timelines};
 use crate::schedule::costs::Costs;
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// A task with its times.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +135,7 @@ impl Allocation {
             // Getting warm does not wait for weights.
             let start = (gpu + first).max(there);
             gpu = start + t.gpu;
-            out.runs.push(run(t, Unit::Gpu, transfer, start, gpu));
+            out.runs.push(run(t, ExpertUnit::Gpu, transfer, start, gpu));
         }
         let own = out.runs.len();
         out.runs.extend(
@@ -143,7 +143,7 @@ impl Allocation {
                 .iter()
                 .enumerate()
                 .filter(|t| !self.on_gpu[t.0])
-                .map(|(_, t)| run(t, Unit::Cpu, None, 0.0, t.cpu)),
+                .map(|(_, t)| run(t, ExpertUnit::Cpu, None, 0.0, t.cpu)),
         );
         out.runs[own..].sort_unstable_by(|a, b| a.end.total_cmp(&b.end).then(a.expert.cmp(&b.expert)));
         for (i, r) in out.runs[own..].iter_mut().enumerate() {

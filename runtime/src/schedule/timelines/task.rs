@@ -1,6 +1,6 @@
 //! Input and result of a scheduler.
 
-use crate::schedule::scheduled::Unit;
+use crate::schedule::scheduled::ExpertUnit;
 
 /// An expert of a layer that tokens chose.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub struct Run {
     /// Expert.
     pub expert: u16,
     /// Unit that computes it.
-    pub unit: Unit,
+    pub unit: ExpertUnit,
     /// Its way over the link, from when to when, if it is transferred for this.
     pub transfer: Option<(f64, f64)>,
     /// From when.

@@ -1,6 +1,6 @@
 //! Log-probabilities of tokens.
 
-/// The log-probabilities at one position: `ln softmax` of the model's own logits, in nats, whatever the token was drawn with.
+/// The log-probabilities at one position: `ln softmax` of the model's own logits, in nats, whatever the token was sampled with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogProbabilities {
     /// The token that was chosen.
@@ -8,7 +8,7 @@ pub struct LogProbabilities {
     /// Its log-probability.
     pub chosen: f64,
     /// The most probable tokens with theirs, the most probable first, equal ones by id.
-    pub likeliest: Vec<(u32, f64)>,
+    pub most_probable: Vec<(u32, f64)>,
 }
 
 impl LogProbabilities {
@@ -26,8 +26,8 @@ impl LogProbabilities {
             }
             all.sort_unstable_by(likelier);
         }
-        let likeliest = all.iter().map(|(id, z)| (*id, of(z))).collect();
-        Self { id, chosen: logits.get(id as usize).map_or(f64::NEG_INFINITY, of), likeliest }
+        let most_probable = all.iter().map(|(id, z)| (*id, of(z))).collect();
+        Self { id, chosen: logits.get(id as usize).map_or(f64::NEG_INFINITY, of), most_probable }
     }
 }
 
@@ -51,11 +51,11 @@ mod tests {
         }
         assert_eq!(LogProbabilities::of(&[0.0, f32::NAN], 0, 0).chosen, 0.0);
         let found = LogProbabilities::of(&logits, 0, 2);
-        assert_eq!(found.likeliest.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1]);
-        assert!((found.likeliest[0].1 - 0.5f64.ln()).abs() < 1e-6);
-        assert_eq!(LogProbabilities::of(&logits, 0, 9).likeliest.len(), 4);
+        assert_eq!(found.most_probable.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1]);
+        assert!((found.most_probable[0].1 - 0.5f64.ln()).abs() < 1e-6);
+        assert_eq!(LogProbabilities::of(&logits, 0, 9).most_probable.len(), 4);
         // A token that is not there; of equal ones, the first.
         let found = LogProbabilities::of(&[1.0, 1.0], 7, 1);
-        assert_eq!((found.chosen, found.likeliest[0].0), (f64::NEG_INFINITY, 0));
+        assert_eq!((found.chosen, found.most_probable[0].0), (f64::NEG_INFINITY, 0));
     }
 }

@@ -1,7 +1,7 @@
 //! Chooses the next token.
 //!
 //! In this order: logit bias, repetition penalty, presence and frequency penalties, the masks of constraints; the largest logit where the
-//! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one draw. Ties go to the lowest id. The same seed,
+//! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one random choice. Ties go to the lowest id. The same seed,
 //! options and logits give the same tokens. The stages are two tables in `stages`; `softmax` has the passes over whole vocabularies.
 
 mod log_probabilities;
@@ -14,7 +14,7 @@ mod tests;
 
 use crate::error::{Error, Result};
 pub use log_probabilities::LogProbabilities;
-pub use options::{MAX_LIKELIEST, Sampling};
+pub use options::{MAX_TOP_LOGPROBS, Sampling};
 pub use random::SplitMix64;
 use softmax::{Weights, largest, largest_k};
 use stages::{CUTS, Candidate, History, ON_LOGITS};
@@ -27,7 +27,7 @@ pub trait Constraint: Send {
     /// The constraint cannot go on.
     fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
 
-    /// Told of each token as it is chosen.
+    /// Notified of each token as it is chosen.
     ///
     /// # Errors
     /// It may not stand there.
@@ -47,12 +47,12 @@ pub struct Sampler {
     last: Option<LogProbabilities>,
     /// Logits that stages have changed, kept for the next token.
     logits: Vec<f32>,
-    drawing: Drawing,
+    buffers: Buffers,
 }
 
-/// Memory of a draw, kept for the next one.
+/// Memory of one sampling, kept for the next one.
 #[derive(Default)]
-struct Drawing {
+struct Buffers {
     largest: Vec<(f32, u32)>,
     weights: Weights,
     candidates: Vec<Candidate>,
@@ -78,7 +78,7 @@ impl Sampler {
             seen: History::new(),
             last: None,
             logits: Vec::new(),
-            drawing: Drawing::default(),
+            buffers: Buffers::default(),
         }
     }
 
@@ -98,7 +98,7 @@ impl Sampler {
     pub fn begin(&mut self, prompt: &[u32]) {
         self.seen.clear();
         self.last = None;
-        self.seen.extend(prompt.iter().map(|&id| (id, stages::Seen::default())));
+        self.seen.extend(prompt.iter().map(|&id| (id, stages::Occurrences::default())));
     }
 
     /// The next token, given `logits` (`f32[vocab]`). Logits that are not numbers count as −∞. The token counts as chosen.
@@ -113,7 +113,7 @@ impl Sampler {
         Ok(id)
     }
 
-    /// Log-probabilities where the last token was chosen, if the options ask for them.
+    /// Log-probabilities where the last token was chosen, if the options request them.
     pub fn last(&self) -> Option<&LogProbabilities> {
         self.last.as_ref()
     }
@@ -124,10 +124,10 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let Self { how, rng, constraints, seen, logits: changed, drawing, .. } = self;
+        let Self { how, rng, constraints, seen, logits: changed, buffers, .. } = self;
         let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
         if constraints.is_empty() && wanted.clone().next().is_none() {
-            return drawing.draw(how, rng, logits).ok_or_else(Error::not_finite);
+            return buffers.sample(how, rng, logits).ok_or_else(Error::not_finite);
         }
         // What the model did wrong is not to be taken for what the stages did.
         largest(logits).ok_or_else(Error::not_finite)?;
@@ -135,19 +135,19 @@ impl Sampler {
         changed.extend_from_slice(logits);
         wanted.for_each(|stage| (stage.apply)(how, seen, changed));
         constraints.iter_mut().try_for_each(|c| c.mask(changed))?;
-        drawing.draw(how, rng, changed).ok_or_else(|| {
+        buffers.sample(how, rng, changed).ok_or_else(|| {
             Error::request("no token may come next: biases or a grammar forbid all of them")
                 .with_hint("give fewer biases of −∞, or a grammar that the vocabulary can write")
         })
     }
 }
 
-impl Drawing {
+impl Buffers {
     /// Draws a token; none if the largest logit is not finite.
     ///
     /// Of a whole vocabulary no more is done than is needed: top-k takes exponentials of what it leaves, top-p and min-p keep only tokens that
     /// can be left, and where nothing is cut no candidates are made.
-    fn draw(&mut self, how: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
+    fn sample(&mut self, how: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
         let (best, max) = largest(logits)?;
         if how.temperature <= 0.0 {
             return Some(best);
@@ -159,7 +159,7 @@ impl Drawing {
             c.clear();
             c.extend(largest.iter().map(|&(l, id)| ((f64::from(l - max) / temperature).exp(), id)));
             c.retain(|(w, _)| *w > 0.0);
-            // The order of what is left decides which token a seed draws.
+            // The order of what is left decides which token a seed samples.
             c.sort_unstable_by(stages::likelier);
             stages::total(c)
         } else {

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 
 /// Most of the most probable tokens whose log-probabilities are given beside that of the chosen one (OpenAI's limit).
-pub const MAX_LIKELIEST: usize = 20;
+pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Sampling options. The default is greedy.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub struct Sampling {
     pub bias: Vec<(u32, f32)>,
     /// Of the random numbers.
     pub seed: u64,
-    /// Gives the log-probability of every chosen token and those of this many most probable ones; at most [`MAX_LIKELIEST`].
+    /// Gives the log-probability of every chosen token and those of this many most probable ones; at most [`MAX_TOP_LOGPROBS`].
     pub log_probabilities: Option<usize>,
 }
 
@@ -98,7 +98,7 @@ impl Sampling {
             return Err(Error::range("logit_bias", range, format!("{bias} for token {id}")));
         }
         match self.log_probabilities {
-            Some(n) if n > MAX_LIKELIEST => {
+            Some(n) if n > MAX_TOP_LOGPROBS => {
                 Err(Error::range("log_probabilities", "from 0 to 20", n.to_string()))
             }
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The random numbers that tokens are drawn with.
+//! The random numbers that tokens are sampled with.
 
 /// SplitMix64 (Steele, Lea, Flood 2014), written out so that a seed means the same in every version.
 #[derive(Clone, Copy, Debug)]

@@ -11,13 +11,13 @@ pub(super) type Candidate = (f64, u32);
 
 /// Occurrences of a token in a sequence.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Occurrences {
     /// Times in the answer; 0 if it stands in the prompt alone.
     pub(super) answer: u32,
 }
 
 /// Tokens of a sequence, as stages know them.
-pub(super) type History = HashMap<u32, Seen>;
+pub(super) type History = HashMap<u32, Occurrences>;
 
 /// A stage that changes logits.
 pub(super) struct OnLogits {
@@ -69,7 +69,7 @@ fn repetition(how: &Sampling, seen: &History, logits: &mut [f32]) {
 }
 
 fn presence_and_frequency(how: &Sampling, seen: &History, logits: &mut [f32]) {
-    for (&id, &Seen { answer }) in seen.iter().filter(|(_, seen)| seen.answer > 0) {
+    for (&id, &Occurrences { answer }) in seen.iter().filter(|(_, seen)| seen.answer > 0) {
         if let Some(l) = logits.get_mut(id as usize) {
             *l -= how.presence_penalty + answer as f32 * how.frequency_penalty;
         }
@@ -115,10 +115,10 @@ fn min_p(how: &Sampling, c: &mut Vec<Candidate>, _: f64) {
 }
 
 fn typical_p(how: &Sampling, c: &mut Vec<Candidate>, total: f64) {
-    // What a token tells: −ln p, in nats.
-    let tells = |w: f64| (total / w).ln();
-    let entropy: f64 = c.iter().map(|&(w, _)| w / total * tells(w)).sum();
-    let mut order: Vec<(f64, f64)> = c.iter().map(|&(w, _)| ((tells(w) - entropy).abs(), w)).collect();
+    // Information of a token: −ln p, in nats.
+    let information = |w: f64| (total / w).ln();
+    let entropy: f64 = c.iter().map(|&(w, _)| w / total * information(w)).sum();
+    let mut order: Vec<(f64, f64)> = c.iter().map(|&(w, _)| ((information(w) - entropy).abs(), w)).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let enough = f64::from(how.typical_p) * total;
     let mut sum = 0.0;
@@ -128,6 +128,6 @@ fn typical_p(how: &Sampling, c: &mut Vec<Candidate>, total: f64) {
         sum >= enough
     });
     if let Some(&(last, _)) = last {
-        c.retain(|&(w, _)| (tells(w) - entropy).abs() <= last);
+        c.retain(|&(w, _)| (information(w) - entropy).abs() <= last);
     }
 }

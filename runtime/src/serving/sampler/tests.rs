@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn draws(how: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
+fn samples(how: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
     let mut sampler = Sampler::new(how);
     (0..n).map(|_| sampler.sample(logits).unwrap()).collect()
 }
@@ -21,8 +21,8 @@ fn hot() -> Sampling {
 
 #[test]
 fn greedy_takes_the_lowest_of_the_largest() {
-    assert_eq!(draws(Sampling::default(), &[0.0, 3.0, 3.0, f32::NAN], 2), [1, 1]);
-    assert_eq!(draws(Sampling::default(), &[f32::NAN, f32::NEG_INFINITY, -2.0], 1), [2]);
+    assert_eq!(samples(Sampling::default(), &[0.0, 3.0, 3.0, f32::NAN], 2), [1, 1]);
+    assert_eq!(samples(Sampling::default(), &[f32::NAN, f32::NEG_INFINITY, -2.0], 1), [2]);
 }
 
 #[test]
@@ -36,12 +36,12 @@ fn no_numbers_no_token() {
 fn draws_follow_the_softmax() {
     let p = [0.5f32, 0.3, 0.15, 0.05];
     let logits: Vec<f32> = p.iter().map(|p| p.ln() + 4.0).collect();
-    let found = shares(&draws(hot(), &logits, 40_000), 4);
+    let found = shares(&samples(hot(), &logits, 40_000), 4);
     for (found, expected) in found.iter().zip(p) {
         assert!((found - f64::from(expected)).abs() < 0.01, "{found} {expected}");
     }
     // Half the temperature squares the odds.
-    let found = shares(&draws(Sampling { temperature: 0.5, ..hot() }, &logits, 40_000), 4);
+    let found = shares(&samples(Sampling { temperature: 0.5, ..hot() }, &logits, 40_000), 4);
     let total: f32 = p.iter().map(|p| p * p).sum();
     for (found, expected) in found.iter().zip(p.map(|p| p * p / total)) {
         assert!((found - f64::from(expected)).abs() < 0.01, "{found} {expected}");
@@ -51,7 +51,7 @@ fn draws_follow_the_softmax() {
 #[test]
 fn cuts() {
     let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
-    let kept = |how| shares(&draws(how, &logits, 4000), 4).iter().filter(|&&s| s > 0.0).count();
+    let kept = |how| shares(&samples(how, &logits, 4000), 4).iter().filter(|&&s| s > 0.0).count();
     assert_eq!(kept(Sampling { top_k: 2, ..hot() }), 2);
     assert_eq!(kept(Sampling { top_p: 0.4, ..hot() }), 1);
     assert_eq!(kept(Sampling { top_p: 0.79, ..hot() }), 2);
@@ -63,8 +63,8 @@ fn cuts() {
 #[test]
 fn a_seed_is_a_sequence() {
     let logits = [0.0; 1000];
-    assert_eq!(draws(hot(), &logits, 50), draws(hot(), &logits, 50));
-    assert_ne!(draws(hot(), &logits, 50), draws(Sampling { seed: 8, ..hot() }, &logits, 50));
+    assert_eq!(samples(hot(), &logits, 50), samples(hot(), &logits, 50));
+    assert_ne!(samples(hot(), &logits, 50), samples(Sampling { seed: 8, ..hot() }, &logits, 50));
 }
 
 /// Logits of these probabilities.
@@ -72,10 +72,10 @@ fn logits(p: &[f32]) -> Vec<f32> {
     p.iter().map(|p| p.ln() + 2.0).collect()
 }
 
-/// Ids that are ever drawn, each draw from the same history.
+/// Ids that are ever sampled, each from the same history.
 fn kept(how: &Sampling, logits: &[f32]) -> Vec<u32> {
-    let drawn = draws(how.clone(), logits, 4000);
-    (0..logits.len() as u32).filter(|id| drawn.contains(id)).collect()
+    let sampled = samples(how.clone(), logits, 4000);
+    (0..logits.len() as u32).filter(|id| sampled.contains(id)).collect()
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn penalties() {
 #[test]
 fn a_bias_forbids_and_forces() {
     let logits = [4.0, 3.0, 1.0];
-    let of = |bias| draws(Sampling { bias, ..Sampling::GREEDY }, &logits, 1)[0];
+    let of = |bias| samples(Sampling { bias, ..Sampling::GREEDY }, &logits, 1)[0];
     assert_eq!(of(vec![(0, f32::NEG_INFINITY)]), 1);
     assert_eq!(of(vec![(2, 100.0), (77, 5.0)]), 2);
     let all = (0..3).map(|id| (id, f32::NEG_INFINITY)).collect();
@@ -191,7 +191,7 @@ fn log_probabilities_are_the_models_own() {
     assert_eq!(sampler.sample(&logits).unwrap(), 2);
     let last = sampler.last().unwrap();
     assert!(last.id == 2 && (last.chosen - 0.2f64.ln()).abs() < 1e-6);
-    assert_eq!(last.likeliest.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(last.most_probable.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! State machine over sequences and slots: decides the next call, and calls nothing itself.
 //!
-//! [`Core::next`] says what to do, and is told what came of it: by [`Core::placed`], [`Core::prompted`], [`Core::decoded`],
+//! [`Core::next`] says what to do, and is given what came of it: by [`Core::placed`], [`Core::prompted`], [`Core::decoded`],
 //! [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same calls give the same answers.
 
 use super::Id;
-use super::slots::{Means, Place, Resumes, Slots};
+use super::slots::{KvCapabilities, Resumes, SlotStart, Slots};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub(super) enum Action {
     /// There is no work.
     Idle,
     /// Bring a slot to where a sequence begins.
-    Place { id: Id, place: Place },
+    Place { id: Id, place: SlotStart },
     /// Compute these tokens of a prompt.
     Prompt {
         id: Id,
@@ -33,7 +33,7 @@ pub(super) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Its slot is not yet what it should be.
-    Unplaced(Place),
+    Unplaced(SlotStart),
     /// Its prompt is being computed. `chooses`: its first token comes from there.
     Prompt { chooses: bool },
     /// Another one computes the same prompt.
@@ -84,9 +84,9 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(slots: Range<u32>, means: Means, budget: usize) -> Self {
-        let (chunk, fork) = (means.chunk.max(1), means.fork);
-        let slots = Slots::new(slots, means);
+    pub(super) fn new(slots: Range<u32>, capabilities: KvCapabilities, budget: usize) -> Self {
+        let (chunk, fork) = (capabilities.chunk.max(1), capabilities.fork);
+        let slots = Slots::new(slots, capabilities);
         Self { slots, chunk, fork, budget, spent: 0, waiting: VecDeque::new(), live: Vec::new(), next: 0 }
     }
 
@@ -118,7 +118,7 @@ impl Core {
         ids
     }
 
-    /// Next action. The same again until it is told the result.
+    /// Next action. The same again until it is given the result.
     ///
     /// The rule of rounds: free slots go to the requests that wait, one to each in turn. Then come chunks of
     /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// The first sequence whose slot is not yet what it should be.
-    fn unplaced(&self) -> Option<(Id, Place)> {
+    fn unplaced(&self) -> Option<(Id, SlotStart)> {
         self.live.iter().find_map(|s| match s.stage {
             Stage::Unplaced(place) => Some((s.id, place)),
             _ => None,
@@ -209,10 +209,10 @@ impl Core {
 
     /// A free slot holds what a caller has put there, of a prompt of `whole` tokens.
     pub(super) fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
-        let turned = self.slots.turned(whole);
+        let long_rope = self.slots.is_long_rope(whole);
         if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {
             slot.held = ids.to_vec();
-            (slot.turned, slot.pure) = (turned, 0);
+            (slot.long_rope, slot.chunk_aligned) = (long_rope, 0);
         }
     }
 
@@ -224,13 +224,13 @@ impl Core {
         s.parts = self.slots.parts(place, kept);
         // One that has its first token has all of its prompt, or computes the rest without choosing again.
         let chosen = s.ids.len() > s.prompt;
-        let turned = self.slots.turned(s.prompt);
+        let long_rope = self.slots.is_long_rope(s.prompt);
         s.stage = if kept == s.prompt { Stage::Runs } else { Stage::Prompt { chooses: !chosen } };
         if let Some(slot) = self.slots.get_mut(s.slot) {
             slot.held.clear();
             slot.held.extend_from_slice(&s.ids[..kept]);
-            slot.turned = turned;
-            slot.pure = if place.keep == kept { slot.pure } else { 0 };
+            slot.long_rope = long_rope;
+            slot.chunk_aligned = if place.keep == kept { slot.chunk_aligned } else { 0 };
         }
     }
 
@@ -243,24 +243,24 @@ impl Core {
         let (from, prompt) = (s.slot, s.prompt);
         if let Some(slot) = self.slots.get_mut(from) {
             slot.held.extend_from_slice(&s.ids[range.clone()]);
-            if slot.pure == range.start && range.end.is_multiple_of(self.chunk) {
-                slot.pure = range.end;
+            if slot.chunk_aligned == range.start && range.end.is_multiple_of(self.chunk) {
+                slot.chunk_aligned = range.end;
             }
         }
         if range.end < prompt {
             return;
         }
         s.stage = Stage::Runs;
-        let pure = self.slots.get_mut(from).map_or(0, |s| s.pure);
+        let chunk_aligned = self.slots.get_mut(from).map_or(0, |s| s.chunk_aligned);
         for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: id })) {
             let place = if self.fork {
-                Place { slot: s.slot, from: Some(from), keep: prompt, equal: prompt }
+                SlotStart { slot: s.slot, from: Some(from), keep: prompt, equal: prompt }
             } else {
-                Place { slot: s.slot, ..Place::default() }
+                SlotStart { slot: s.slot, ..SlotStart::default() }
             };
             s.stage = Stage::Unplaced(place);
             if let Some(slot) = self.slots.get_mut(s.slot) {
-                slot.pure = if self.fork { pure } else { 0 };
+                slot.chunk_aligned = if self.fork { chunk_aligned } else { 0 };
             }
         }
     }
@@ -284,12 +284,12 @@ impl Core {
         }
     }
 
-    /// A sequence is over, wherever it was, and its slot is free; `torn`: what the slot holds cannot be relied on. Whether there
+    /// A sequence is over, wherever it was, and its slot is free; `dirty`: what the slot holds cannot be relied on. Whether there
     /// was such a sequence.
-    pub(super) fn end(&mut self, id: Id, torn: bool) -> bool {
+    pub(super) fn end(&mut self, id: Id, dirty: bool) -> bool {
         if let Some(i) = self.live.iter().position(|s| s.id == id) {
             let s = self.live.remove(i);
-            if torn {
+            if dirty {
                 self.slots.forget(s.slot);
             }
             // A slot that was not yet brought to where its sequence begins holds something else than it says.
@@ -320,7 +320,7 @@ impl Core {
         let mut heir = None;
         for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: gone })) {
             s.stage = match heir {
-                None => Stage::Unplaced(Place { slot: s.slot, ..Place::default() }),
+                None => Stage::Unplaced(SlotStart { slot: s.slot, ..SlotStart::default() }),
                 Some(on) => Stage::Waits { on },
             };
             heir.get_or_insert(s.id);

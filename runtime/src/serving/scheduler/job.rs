@@ -23,7 +23,7 @@ fn no_room(prompt: usize, n: usize, max: usize) -> Error {
     Error::limit(Limit::Context, max, what).with_hint(match max.saturating_sub(prompt) {
         0 => "shorten the prompt, or build with a larger `max_context`".to_owned(),
         left => format!(
-            "up to {left} fit after this prompt; ask for no more, shorten the prompt, or build with a larger `max_context`"
+            "up to {left} fit after this prompt; request no more, shorten the prompt, or build with a larger `max_context`"
         ),
     })
 }
@@ -83,16 +83,16 @@ pub struct Job<'j> {
     /// Token ids to continue.
     pub prompt: Vec<u32>,
     /// Sampler of each sequence; at least one.
-    pub choosers: Vec<Box<dyn Choose + 'j>>,
+    pub samplers: Vec<Box<dyn Choose + 'j>>,
     /// Tokens of a sequence at most.
     pub n: usize,
     /// Tokens that end a sequence.
     pub end: Vec<u32>,
     /// Time after which a sequence ends that is not done, from when it has its slot.
     pub limit: Option<Duration>,
-    /// Most draft tokens of a sequence that are verified in a call, where it decodes alone. Its chooser takes the most probable
+    /// Most draft tokens of a sequence that are verified in a call, where it decodes alone. Its sampler takes the most probable
     /// token then. Where states cannot take tokens back, none are.
-    pub guesses: usize,
+    pub draft_tokens: usize,
 }
 
 /// Event of a sequence.
@@ -107,7 +107,7 @@ pub enum Event {
     Token {
         /// The token.
         id: u32,
-        /// Log-probabilities where it was chosen, if its chooser gives them.
+        /// Log-probabilities where it was chosen, if its sampler gives them.
         log_probabilities: Option<LogProbabilities>,
     },
     /// It is over.
@@ -117,9 +117,9 @@ pub enum Event {
 /// Reason that a sequence is over.
 #[derive(Debug)]
 pub enum End {
-    /// An end token, or its chooser says that it is complete.
+    /// An end token, or its sampler says that it is complete.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// It has as many tokens as were requested.
     Length,
     /// The client no longer wants it.
     Cancelled,

@@ -19,10 +19,10 @@
 //! An error of one sequence ends that sequence: a call that fails is repeated row by row.
 
 mod core;
-mod guess;
 mod job;
 mod model;
 mod slots;
+mod speculative;
 #[cfg(test)]
 mod tests;
 
@@ -63,7 +63,7 @@ impl Default for Setting {
 
 /// Work of a call of [`Scheduler::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum StepWork {
     /// Nothing: there are no sequences.
     Idle,
     /// A slot was brought to where a sequence begins.
@@ -78,7 +78,7 @@ pub enum Done {
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Work that was done.
-    pub done: Done,
+    pub done: StepWork,
     /// Time.
     pub took: Duration,
 }
@@ -157,7 +157,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.model.engine
     }
 
-    /// Takes in the sequences of a job, and gives their names in the order of its choosers.
+    /// Takes in the sequences of a job, and gives their names in the order of its samplers.
     ///
     /// # Errors
     /// [`Error::Limit`] where too many wait; [`Error::Limit`] for more sequences than there are slots; what [`check_context`] refuses, by
@@ -177,7 +177,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.core.hold(slot, ids, whole);
     }
 
-    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Its client is not told.
+    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Its client is not notified.
     pub fn cancel(&mut self, id: Id) {
         self.inner.end(id, &End::Cancelled, false);
     }
@@ -197,7 +197,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     pub fn run(&mut self, sink: &mut Sink<'_>, each: &mut dyn FnMut(Step) -> bool) -> Result<()> {
         loop {
             let step = self.step(sink)?;
-            if !each(step) || step.done == Done::Idle {
+            if !each(step) || step.done == StepWork::Idle {
                 return Ok(());
             }
         }
@@ -221,13 +221,13 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
 
 /// A sequence that is not over.
 struct Live<'j> {
-    chooser: Box<dyn Choose + 'j>,
+    sampler: Box<dyn Choose + 'j>,
     left: usize,
     end: std::sync::Arc<[u32]>,
     limit: Option<Duration>,
     /// Time when it expires: `limit` after it got its slot.
     deadline: Option<Instant>,
-    guesses: usize,
+    draft_tokens: usize,
 }
 
 /// A scheduler over any model.
@@ -243,8 +243,8 @@ struct Inner<'j, M> {
 
 impl<'j, M: Model> Inner<'j, M> {
     fn new(model: M, setting: &Setting, slots: Range<u32>, context: usize) -> Self {
-        let means = model.means();
-        let core = Core::new(slots, means, setting.budget.unwrap_or(means.chunk));
+        let capabilities = model.kv_capabilities();
+        let core = Core::new(slots, capabilities, setting.budget.unwrap_or(capabilities.chunk));
         let (counters, speculated) = (Counters::default(), Speculated::default());
         Self { model, core, queue: setting.queue, context, live: BTreeMap::new(), counters, speculated }
     }
@@ -256,10 +256,10 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
-        let Job { prompt, choosers, n, end, limit, guesses } = job;
+        let Job { prompt, samplers, n, end, limit, draft_tokens } = job;
         // The last token is given away and never computed with.
         check_context(prompt.len(), n.saturating_sub(1), self.context)?;
-        let (many, slots) = (choosers.len(), self.core.slots().len());
+        let (many, slots) = (samplers.len(), self.core.slots().len());
         if many > slots {
             return Err(Error::few_slots(many + (of_plan as usize).saturating_sub(slots), of_plan));
         }
@@ -274,9 +274,9 @@ impl<'j, M: Model> Inner<'j, M> {
         }
         let ids = self.core.submit(prompt, many);
         let end: std::sync::Arc<[u32]> = end.into();
-        for (&id, chooser) in ids.iter().zip(choosers) {
+        for (&id, sampler) in ids.iter().zip(samplers) {
             let end = end.clone();
-            self.live.insert(id, Live { chooser, left: n, end, limit, deadline: None, guesses });
+            self.live.insert(id, Live { sampler, left: n, end, limit, deadline: None, draft_tokens });
         }
         Ok(ids)
     }
@@ -287,7 +287,7 @@ impl<'j, M: Model> Inner<'j, M> {
         let Self { model, core, .. } = self;
         let next = core.next(&|slot, most| model.resumes(slot, most));
         let done = match next {
-            Action::Idle => Done::Idle,
+            Action::Idle => StepWork::Idle,
             Action::Place { id, place } => {
                 match self.model.place(place.slot, place.from, place.keep) {
                     Ok(kept) => {
@@ -301,28 +301,29 @@ impl<'j, M: Model> Inner<'j, M> {
                         if let Some(live) = self.live.get_mut(&id) {
                             live.deadline = live.limit.and_then(|limit| start.checked_add(limit));
                         }
-                        self.tell(id, Event::Began { shared: kept }, sink);
+                        self.publish(id, Event::Began { shared: kept }, sink);
                     }
                     Err(e) => self.fail(id, e, sink)?,
                 }
-                Done::Placed
+                StepWork::Placed
             }
             Action::Prompt { id, slot, range, whole, choose } => {
                 self.prompt(id, slot, (range.clone(), whole), &choose, sink)?;
-                Done::Prompt(range.len())
+                StepWork::Prompt(range.len())
             }
             Action::Decode { rows } => {
-                let guessed = if let [row] = *rows { self.guess(row, sink)? } else { false };
-                if !guessed {
+                let speculated =
+                    if let [row] = *rows { self.decode_speculatively(row, sink)? } else { false };
+                if !speculated {
                     self.decode(&rows, sink)?;
                 }
-                Done::Decode(rows.len())
+                StepWork::Decode(rows.len())
             }
         };
         let took = start.elapsed();
         match done {
-            Done::Prompt(_) => self.counters.prompt_time += took,
-            Done::Decode(_) => self.counters.decode_time += took,
+            StepWork::Prompt(_) => self.counters.prompt_time += took,
+            StepWork::Decode(_) => self.counters.decode_time += took,
             _ => {}
         }
         Ok(Step { done, took })
@@ -415,8 +416,8 @@ impl<'j, M: Model> Inner<'j, M> {
             Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
             // The call went well: what the slot holds is right, if it is numbers.
             Choice::None(e) => {
-                let torn = matches!(e, Error::Model { .. });
-                return self.over(id, End::Failed(e), torn, sink);
+                let dirty = matches!(e, Error::Model { .. });
+                return self.over(id, End::Failed(e), dirty, sink);
             }
         };
         let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
@@ -428,7 +429,7 @@ impl<'j, M: Model> Inner<'j, M> {
         };
         self.counters.tokens += 1;
         self.core.chosen(id, token);
-        if self.tell(id, Event::Token { id: token, log_probabilities }, sink) {
+        if self.publish(id, Event::Token { id: token, log_probabilities }, sink) {
             end.map_or(Ok(()), |end| self.over(id, end, false, sink))
         } else {
             Ok(())
@@ -444,15 +445,15 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "the end of what may fail")]
-    fn over(&mut self, id: Id, end: End, torn: bool, sink: &mut Sink<'_>) -> Result<()> {
-        if self.end(id, &end, torn) {
+    fn over(&mut self, id: Id, end: End, dirty: bool, sink: &mut Sink<'_>) -> Result<()> {
+        if self.end(id, &end, dirty) {
             sink(id, Event::Ended(end));
         }
         Ok(())
     }
 
     /// Sends an event of a sequence; one without a receiver ends. Returns whether there is one.
-    fn tell(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
+    fn publish(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
         let heard = sink(id, event);
         if !heard {
             self.end(id, &End::Cancelled, false);
@@ -461,9 +462,9 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     /// Ends a sequence; whether there was one.
-    fn end(&mut self, id: Id, why: &End, torn: bool) -> bool {
+    fn end(&mut self, id: Id, why: &End, dirty: bool) -> bool {
         self.live.remove(&id);
-        let was = self.core.end(id, torn);
+        let was = self.core.end(id, dirty);
         self.counters.ended[why.index()] += u64::from(was);
         was
     }
@@ -489,7 +490,7 @@ enum Choice {
     Token {
         id: u32,
         log_probabilities: Option<LogProbabilities>,
-        /// Whether its chooser says that all is said.
+        /// Whether its sampler says that all is said.
         ended: bool,
     },
     /// None can be.
@@ -499,9 +500,9 @@ enum Choice {
 /// Chooses the next token of a sequence.
 fn pick(live: Option<&mut Live<'_>>, logits: &[f32]) -> Choice {
     let Some(live) = live else { return Choice::None(Error::not_finite()) };
-    match live.chooser.choose(logits) {
+    match live.sampler.choose(logits) {
         Ok(id) => {
-            Choice::Token { id, log_probabilities: live.chooser.last().cloned(), ended: live.chooser.ended() }
+            Choice::Token { id, log_probabilities: live.sampler.last().cloned(), ended: live.sampler.ended() }
         }
         Err(e) => Choice::None(e),
     }

@@ -1,6 +1,6 @@
 //! Model that a scheduler calls: an engine, or a toy in tests.
 
-use super::slots::{Means, Sharing};
+use super::slots::{KvCapabilities, Sharing};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::{self, Engine, Want};
@@ -11,7 +11,7 @@ use moec_ir::EntryKind;
 /// Computes tokens in slots.
 pub(super) trait Model {
     /// KV capabilities of its states.
-    fn means(&self) -> Means;
+    fn kv_capabilities(&self) -> KvCapabilities;
 
     /// Brings a slot to the first `keep` tokens of what is in `from`, or in itself, and gives how many of these are there: fewer
     /// where its states cannot go back so far.
@@ -39,7 +39,7 @@ pub(super) trait Model {
     fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()>;
 
     /// Tokens that [`Model::extend`] takes after the first one at most.
-    fn guesses(&self) -> usize;
+    fn max_draft_tokens(&self) -> usize;
 
     /// Appends several tokens to a sequence in one call, of which some may be taken back; `sink` gets the index and the logits of each, in
     /// order.
@@ -65,7 +65,7 @@ pub(super) struct Served<'e, 'p> {
 
 /// Sharing between sequences of a program, and the capabilities of its states. `reduced`: decoding leaves keys and values that
 /// fewer experts have computed.
-fn means(program: &Program, exact: bool, reduced: bool) -> Means {
+fn kv_capabilities(program: &Program, exact: bool, reduced: bool) -> KvCapabilities {
     let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
     let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
     let sharing = if !program.experts.policy.is_fixed() {
@@ -80,13 +80,19 @@ fn means(program: &Program, exact: bool, reduced: bool) -> Means {
     };
     let fork = cannot::check_fork(program).is_ok();
     let snapshots = program.states.iter().any(|s| s.kind.needs_snapshots());
-    Means { sharing, chunk, turn: engine::turn(program), fork, snapshots }
+    KvCapabilities {
+        sharing,
+        chunk,
+        long_rope_threshold: engine::long_rope_threshold(program),
+        fork,
+        snapshots,
+    }
 }
 
 impl Model for Served<'_, '_> {
-    fn means(&self) -> Means {
-        let means = means(self.engine.program(), self.exact, self.decoder.is_reduced());
-        Means { sharing: self.sharing.unwrap_or(means.sharing), ..means }
+    fn kv_capabilities(&self) -> KvCapabilities {
+        let capabilities = kv_capabilities(self.engine.program(), self.exact, self.decoder.is_reduced());
+        KvCapabilities { sharing: self.sharing.unwrap_or(capabilities.sharing), ..capabilities }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
@@ -137,8 +143,8 @@ impl Model for Served<'_, '_> {
         Ok(())
     }
 
-    fn guesses(&self) -> usize {
-        let most = cannot::most_guesses(self.engine.program()).unwrap_or(0);
+    fn max_draft_tokens(&self) -> usize {
+        let most = cannot::max_draft_tokens(self.engine.program()).unwrap_or(0);
         if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
     }
 

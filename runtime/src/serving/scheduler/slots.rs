@@ -19,12 +19,12 @@ pub enum Sharing {
 
 /// KV capabilities of a model's states.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Means {
+pub(super) struct KvCapabilities {
     pub(super) sharing: Sharing,
     /// Tokens of a chunk.
     pub(super) chunk: usize,
-    /// Tokens after which a prompt has other angles of positions: what is shared is of prompts on the same side.
-    pub(super) turn: Option<usize>,
+    /// Long-RoPE threshold: only prompts on the same side of it share states.
+    pub(super) long_rope_threshold: Option<usize>,
     /// Whether a sequence can be copied from slot to slot.
     pub(super) fork: bool,
     /// Whether a sequence goes back to snapshots alone.
@@ -36,7 +36,7 @@ pub(super) type Resumes<'r> = dyn Fn(u32, usize) -> usize + 'r;
 
 /// Start of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SlotStart {
     pub(super) slot: u32,
     /// The slot whose sequence is copied first.
     pub(super) from: Option<u32>,
@@ -53,10 +53,10 @@ pub(super) struct Slot {
     pub(super) owner: Option<Id>,
     /// The tokens whose states are there.
     pub(super) held: Vec<u32>,
-    /// Whether they belong to a prompt after the turn of its angles.
-    pub(super) turned: bool,
-    /// Number of them, from the first on, that came in whole chunks of a prompt.
-    pub(super) pure: usize,
+    /// Whether they belong to a prompt beyond the long-RoPE threshold.
+    pub(super) long_rope: bool,
+    /// Number of them, from the first on, that were computed in whole chunks of a prompt.
+    pub(super) chunk_aligned: usize,
     /// Time when it was last taken or left; 0: never.
     used: u64,
 }
@@ -66,13 +66,13 @@ pub(super) struct Slot {
 pub(super) struct Slots {
     first: u32,
     all: Vec<Slot>,
-    means: Means,
+    capabilities: KvCapabilities,
     clock: u64,
 }
 
 impl Slots {
-    pub(super) fn new(range: std::ops::Range<u32>, means: Means) -> Self {
-        Self { first: range.start, all: vec![Slot::default(); range.len()], means, clock: 0 }
+    pub(super) fn new(range: std::ops::Range<u32>, capabilities: KvCapabilities) -> Self {
+        Self { first: range.start, all: vec![Slot::default(); range.len()], capabilities, clock: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -87,20 +87,20 @@ impl Slots {
         self.all.get_mut(slot.checked_sub(self.first)? as usize)
     }
 
-    /// Whether a prompt of so many tokens is after the turn of its angles.
-    pub(super) fn turned(&self, tokens: usize) -> bool {
-        self.means.turn.is_some_and(|turn| tokens > turn)
+    /// Whether a prompt of so many tokens is beyond the long-RoPE threshold.
+    pub(super) fn is_long_rope(&self, tokens: usize) -> bool {
+        self.capabilities.long_rope_threshold.is_some_and(|threshold| tokens > threshold)
     }
 
     /// Chooses a free slot for a prompt and gives it to `owner`; `None` where none is free.
     ///
     /// The longest shared prefix counts. A slot that holds it and more is cut back only if a copy into the least recently used
     /// free slot would lose more tokens than that.
-    pub(super) fn take(&mut self, owner: Id, prompt: &[u32], resumes: &Resumes<'_>) -> Option<Place> {
+    pub(super) fn take(&mut self, owner: Id, prompt: &[u32], resumes: &Resumes<'_>) -> Option<SlotStart> {
         let free = |i: &usize| self.all[*i].owner.is_none();
         let victim = (0..self.all.len()).filter(free).min_by_key(|&i| (self.all[i].used, i))?;
         let lost = |i: usize, keep: usize| self.all[i].held.len() - keep;
-        let usable = (0..self.all.len()).filter(|i| self.means.fork || free(i));
+        let usable = (0..self.all.len()).filter(|i| self.capabilities.fork || free(i));
         let shared: Vec<_> = usable.map(|i| (self.shared(i, prompt, resumes), i)).collect();
         let equal = shared.iter().map(|((_, equal), _)| *equal).max().unwrap_or(0);
         let best = shared
@@ -112,32 +112,33 @@ impl Slots {
                 (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i)
             });
         let place = match best {
-            None => Place { slot: victim as u32, from: None, keep: 0, equal },
+            None => SlotStart { slot: victim as u32, from: None, keep: 0, equal },
             Some((keep, i)) => {
                 let cheaper = || lost(i, keep) <= self.all[victim].held.len() || victim == i;
-                let stays = self.all[i].owner.is_none() && (!self.means.fork || cheaper());
+                let stays = self.all[i].owner.is_none() && (!self.capabilities.fork || cheaper());
                 let from = (!stays).then_some(self.first + i as u32);
-                Place { slot: if stays { i } else { victim } as u32, from, keep, equal }
+                SlotStart { slot: if stays { i } else { victim } as u32, from, keep, equal }
             }
         };
-        let pure = match best {
-            Some((keep, i)) => self.all[i].pure.min(keep),
+        let chunk_aligned = match best {
+            Some((keep, i)) => self.all[i].chunk_aligned.min(keep),
             None => 0,
         };
         let slot = &mut self.all[place.slot as usize];
         slot.owner = Some(owner);
         slot.held.clear();
         slot.held.extend_from_slice(&prompt[..place.keep]);
-        slot.pure = pure;
+        slot.chunk_aligned = chunk_aligned;
         self.clock += 1;
         slot.used = self.clock;
-        Some(Place { slot: self.first + place.slot, ..place })
+        Some(SlotStart { slot: self.first + place.slot, ..place })
     }
 
     /// Position where a prompt parts from what a slot holds, if a snapshot there would save the next prompt that parts there an eighth of a chunk.
-    pub(super) fn parts(&self, place: Place, kept: usize) -> Option<usize> {
-        let saves = place.equal.saturating_sub(kept) >= (self.means.chunk / 8).max(1);
-        (self.means.snapshots && self.means.sharing == Sharing::All && saves).then_some(place.equal)
+    pub(super) fn parts(&self, place: SlotStart, kept: usize) -> Option<usize> {
+        let saves = place.equal.saturating_sub(kept) >= (self.capabilities.chunk / 8).max(1);
+        (self.capabilities.snapshots && self.capabilities.sharing == Sharing::All && saves)
+            .then_some(place.equal)
     }
 
     /// The slot becomes free; what it holds stays until it is taken.
@@ -154,22 +155,22 @@ impl Slots {
     pub(super) fn forget(&mut self, slot: u32) {
         if let Some(slot) = self.get_mut(slot) {
             slot.held.clear();
-            slot.pure = 0;
+            slot.chunk_aligned = 0;
         }
     }
 
     /// Number of a prompt's tokens that a slot gives, and the number that may be shared. The last one is always computed, for its logits.
     fn shared(&self, i: usize, prompt: &[u32], resumes: &Resumes<'_>) -> (usize, usize) {
         let slot = &self.all[i];
-        if slot.turned != self.turned(prompt.len()) {
+        if slot.long_rope != self.is_long_rope(prompt.len()) {
             return (0, 0);
         }
         let most = prompt.len().saturating_sub(1);
         let equal = slot.held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
-        let chunk = self.means.chunk.max(1);
-        let (equal, step) = match self.means.sharing {
+        let chunk = self.capabilities.chunk.max(1);
+        let (equal, step) = match self.capabilities.sharing {
             Sharing::None => (0, 1),
-            Sharing::Chunks => (equal.min(slot.pure) / chunk * chunk, chunk),
+            Sharing::Chunks => (equal.min(slot.chunk_aligned) / chunk * chunk, chunk),
             Sharing::All => (equal, 1),
         };
         let mut keep = equal;

@@ -1,6 +1,6 @@
 //! Random arrivals, ends and cancellations over a toy model whose states remember what was computed where.
 
-use super::slots::Means;
+use super::slots::KvCapabilities;
 use super::*;
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -23,7 +23,7 @@ struct Toy {
     /// Slot and start of the last draft tokens.
     kept: Option<(u32, usize)>,
     /// Tokens after which a prompt is another one: what it holds is `VOCAB` more than its tokens.
-    turn: Option<usize>,
+    long_rope_threshold: Option<usize>,
     /// A token after which the model fails.
     poison: Option<u32>,
     /// Tokens that were computed of each prompt call, and rows of each decode call.
@@ -37,17 +37,17 @@ fn logits(seq: &[u32]) -> Vec<f32> {
 }
 
 /// Contents of a slot for a token of a sequence that is so long.
-fn held(id: u32, length: usize, turn: Option<usize>) -> u32 {
-    id + if turn.is_some_and(|turn| length > turn) { VOCAB as u32 } else { 0 }
+fn held(id: u32, length: usize, long_rope_threshold: Option<usize>) -> u32 {
+    id + if long_rope_threshold.is_some_and(|threshold| length > threshold) { VOCAB as u32 } else { 0 }
 }
 
 /// Result of a run by itself.
-fn alone(prompt: &[u32], n: usize, end: u32, turn: Option<usize>) -> Vec<u32> {
-    let mut seq: Vec<u32> = prompt.iter().map(|&id| held(id, prompt.len(), turn)).collect();
+fn alone(prompt: &[u32], n: usize, end: u32, long_rope_threshold: Option<usize>) -> Vec<u32> {
+    let mut seq: Vec<u32> = prompt.iter().map(|&id| held(id, prompt.len(), long_rope_threshold)).collect();
     let mut made = Vec::new();
     for _ in 0..n {
         let id = Greedy.choose(&logits(&seq)).unwrap();
-        seq.push(held(id, seq.len() + 1, turn));
+        seq.push(held(id, seq.len() + 1, long_rope_threshold));
         made.push(id);
         if id == end {
             break;
@@ -78,7 +78,7 @@ impl Toy {
             assert!(self.snapshots.is_none() || kept, "a slot that cannot go back");
             slot_holds.truncate(pos);
         }
-        slot_holds.push(held(id, length, self.turn));
+        slot_holds.push(held(id, length, self.long_rope_threshold));
         Ok(())
     }
 
@@ -94,9 +94,15 @@ fn folded() -> Vec<Vec<usize>> {
 }
 
 impl Model for Toy {
-    fn means(&self) -> Means {
+    fn kv_capabilities(&self) -> KvCapabilities {
         let sharing = self.sharing.unwrap_or(Sharing::All);
-        Means { sharing, chunk: CHUNK, turn: self.turn, fork: self.fork, snapshots: !self.rewinds() }
+        KvCapabilities {
+            sharing,
+            chunk: CHUNK,
+            long_rope_threshold: self.long_rope_threshold,
+            fork: self.fork,
+            snapshots: !self.rewinds(),
+        }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
@@ -165,7 +171,7 @@ impl Model for Toy {
         Ok(())
     }
 
-    fn guesses(&self) -> usize {
+    fn max_draft_tokens(&self) -> usize {
         3
     }
 
@@ -200,7 +206,7 @@ impl Model for Toy {
 
 /// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens the client drops the first.
 #[derive(Clone, Debug)]
-struct Asked {
+struct TestRequest {
     at: usize,
     prompt: Vec<u32>,
     many: usize,
@@ -208,11 +214,11 @@ struct Asked {
     cancel: Option<usize>,
 }
 
-fn asked() -> impl Strategy<Value = Asked> {
+fn request() -> impl Strategy<Value = TestRequest> {
     // Prompts of few tokens, so that prefixes are often equal.
     let prompt = prop::collection::vec(0..3u32, 1..20);
     (0..60usize, prompt, 1..=SLOTS as usize, 1..12usize, prop::option::of(0..10usize))
-        .prop_map(|(at, prompt, many, n, cancel)| Asked { at, prompt, many, n, cancel })
+        .prop_map(|(at, prompt, many, n, cancel)| TestRequest { at, prompt, many, n, cancel })
 }
 
 fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
@@ -222,13 +228,13 @@ fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
 }
 
 fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
-    let choosers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
-    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], limit: None, guesses: 0 }
+    let samplers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
+    Job { prompt: prompt.to_vec(), samplers, n, end: vec![7], limit: None, draft_tokens: 0 }
 }
 
 /// Result of a sequence.
 #[derive(Debug, Default)]
-struct Seen {
+struct SequenceResult {
     tokens: Vec<u32>,
     end: Option<usize>,
 }
@@ -238,23 +244,23 @@ proptest! {
 
     #[test]
     fn answers_are_those_of_single_runs(
-        all in prop::collection::vec(asked(), 1..14),
+        all in prop::collection::vec(request(), 1..14),
         sharing in prop::sample::select(vec![Sharing::None, Sharing::Chunks, Sharing::All]),
         (fork, rewind, room) in (any::<bool>(), any::<bool>(), 0..6_usize),
         budget in 0..20usize,
         poison in prop::option::of(0..VOCAB as u32),
-        guesses in 0..5usize,
-        turn in prop::option::of(0..25usize),
+        draft_tokens in 0..5usize,
+        long_rope_threshold in prop::option::of(0..25usize),
     ) {
         let snapshots = (!rewind).then(folded);
-        let toy = Toy { sharing: Some(sharing), fork, snapshots, room, turn, poison, ..Toy::default() };
+        let toy = Toy { sharing: Some(sharing), fork, snapshots, room, long_rope_threshold, poison, ..Toy::default() };
         let mut s = scheduler(toy, budget, usize::MAX);
-        let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
+        let seen: RefCell<BTreeMap<Id, SequenceResult>> = RefCell::default();
         let (mut names, mut cancelled) = (Vec::new(), Vec::new());
         let mut steps = 0;
         loop {
             for a in all.iter().filter(|a| a.at == steps) {
-                let ids = s.submit(Job { guesses, ..job(&a.prompt, a.many, a.n) }, SLOTS).unwrap();
+                let ids = s.submit(Job { draft_tokens, ..job(&a.prompt, a.many, a.n) }, SLOTS).unwrap();
                 names.extend(ids.iter().enumerate().map(|(i, &id)| (id, a.clone(), i == 0)));
             }
             for (id, a, first) in &names {
@@ -266,7 +272,7 @@ proptest! {
             }
             let done = s.step(&mut |id, event| {
                 let mut seen = seen.borrow_mut();
-                let seen: &mut Seen = seen.entry(id).or_default();
+                let seen: &mut SequenceResult = seen.entry(id).or_default();
                 assert!(seen.end.is_none(), "{id} goes on after its end");
                 match event {
                     Event::Token { id, .. } => seen.tokens.push(id),
@@ -277,7 +283,7 @@ proptest! {
             }).unwrap().done;
             steps += 1;
             prop_assert!(steps < 20_000, "a request starves");
-            if done == Done::Idle && all.iter().all(|a| a.at < steps) {
+            if done == StepWork::Idle && all.iter().all(|a| a.at < steps) {
                 break;
             }
         }
@@ -286,8 +292,8 @@ proptest! {
         prop_assert_eq!(s.core.slots().free(), SLOTS as usize);
         let seen = seen.into_inner();
         for (id, a, _) in &names {
-            let expected = alone(&a.prompt, a.n, 7, turn);
-            let nothing = Seen::default();
+            let expected = alone(&a.prompt, a.n, 7, long_rope_threshold);
+            let nothing = SequenceResult::default();
             let found = seen.get(id).unwrap_or(&nothing);
             prop_assert!(expected.starts_with(&found.tokens), "{:?} {:?} {:?}", a, expected, found);
             let bad = poison.is_some_and(|p| {
@@ -325,8 +331,8 @@ fn prompts_and_decoding_take_turns() {
     while s.core.live() > 1 || s.model.calls.is_empty() {
         s.step(&mut quiet).unwrap();
     }
-    let turns = [(4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 2), (0, 2)];
-    assert_eq!(s.model.calls, turns);
+    let calls = [(4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 2), (0, 2)];
+    assert_eq!(s.model.calls, calls);
 }
 
 #[test]
@@ -336,25 +342,25 @@ fn equal_prefixes_are_computed_once() {
     for last in 0..3 {
         let prompt: Vec<u32> = system.iter().copied().chain([last]).collect();
         s.submit(job(&prompt, 1, 1), SLOTS).unwrap();
-        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
     }
     assert_eq!((s.counters.prompt_tokens, s.counters.shared_tokens), (11 + 1 + 1, 20));
     // Turns of a conversation: the answer of the first one is not computed again, but for its last token.
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 99, 9);
-    let mut turn = system.to_vec();
+    let mut chat = system.to_vec();
     for expected in [0, 13] {
         let before = s.counters.shared_tokens;
-        s.submit(job(&turn, 1, 4), SLOTS).unwrap();
-        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        s.submit(job(&chat, 1, 4), SLOTS).unwrap();
+        while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
         assert_eq!(s.counters.shared_tokens - before, expected);
-        turn.extend(alone(&turn, 4, 7, None));
-        turn.push(2);
+        chat.extend(alone(&chat, 4, 7, None));
+        chat.push(2);
     }
     // States that fold tokens go back to a snapshot: of a chunk, where a prompt has ended, where one has parted from another.
     let asked = |s: &mut Inner<'_, Toy>, prompt: &[u32]| {
         let before = s.counters;
         s.submit(job(prompt, 1, 4), SLOTS).unwrap();
-        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
         let now = s.counters;
         let read = now.prompt_tokens - before.prompt_tokens;
         (read, now.shared_tokens - before.shared_tokens, now.reread_tokens - before.reread_tokens)
@@ -378,7 +384,7 @@ fn equal_prefixes_are_computed_once() {
     // Several after one prompt: once, whatever they share.
     let mut s = scheduler(Toy { fork: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
     s.submit(job(&system, 3, 5), SLOTS).unwrap();
-    while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+    while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
     assert_eq!(s.counters.prompt_tokens, 10);
 }
 
@@ -411,7 +417,7 @@ fn time_ends_a_sequence() {
         })
         .unwrap()
         .done
-        != Done::Idle
+        != StepWork::Idle
     {}
     assert_eq!((end.as_deref(), s.core.slots().free()), (Some("Ended(Expired)"), 3));
 }
@@ -431,7 +437,7 @@ fn time_without_a_slot_does_not_count() {
             said.push((id, format!("{event:?}")));
             true
         });
-        if step.unwrap().done == Done::Idle {
+        if step.unwrap().done == StepWork::Idle {
             break;
         }
     }
@@ -459,7 +465,7 @@ fn a_request_of_many_sequences_holds_up_nobody() {
             }
             true
         });
-        if step.unwrap().done == Done::Idle {
+        if step.unwrap().done == StepWork::Idle {
             break;
         }
     }

@@ -1,5 +1,5 @@
 //! Templates of a tokenizer (`TemplateProcessing`), checked before the crate `tokenizers` reads them: the crate panics where a template
-//! names what is not there, and copies the text as often as it is told to.
+//! names what is not there, and copies the text as often as configured to.
 
 use serde_json::{Map, Value};
 

@@ -1,10 +1,10 @@
-//! The threads that read weights: some have memory backed and ask for reads, one takes SHA-256.
+//! The threads that read weights: some have memory backed and request reads, one takes SHA-256.
 
-use super::arrival::{Arrival, Why};
+use super::load_progress::{LoadProgress, Why};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
 use crate::error::{Error, Result};
-use crate::offload::flash::{Buffer, Buffers, Disk, Event, Flash, Priority};
+use crate::offload::disk::{Buffer, Buffers, Disk, Event, Priority, ThreadedDisk};
 use crate::platform::available::available;
 use crate::platform::cpu;
 use crate::weights::RESERVE;
@@ -34,7 +34,7 @@ fn threads() -> usize {
 /// The threads. Dropping it ends them: reads in flight are waited for, a second at most.
 #[derive(Debug)]
 pub(super) struct Loader {
-    arrival: Arc<Arrival>,
+    progress: Arc<LoadProgress>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -44,8 +44,8 @@ impl Loader {
     /// # Errors
     /// [`Error::Io`].
     pub(super) fn start(reading: Reading, hashing: Vec<Whole>) -> Result<Self> {
-        let arrival = Arc::clone(&reading.arrival);
-        let mut loader = Self { arrival: Arc::clone(&arrival), threads: Vec::new() };
+        let progress = Arc::clone(&reading.progress);
+        let mut loader = Self { progress: Arc::clone(&progress), threads: Vec::new() };
         let reading = Arc::new(reading);
         for _ in 0..threads() {
             let reading = Arc::clone(&reading);
@@ -53,8 +53,8 @@ impl Loader {
         }
         if !hashing.is_empty() {
             loader.spawn("moec-sha256", move || {
-                let guard = Told(&arrival);
-                if hashing.iter().all(|file| file.check(&arrival)) {
+                let guard = NotifyOnDrop(&progress);
+                if hashing.iter().all(|file| file.check(&progress)) {
                     std::mem::forget(guard);
                 }
             })?;
@@ -71,17 +71,17 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        self.arrival.stop();
+        self.progress.stop();
         for thread in self.threads.drain(..) {
             drop(thread.join());
         }
     }
 }
 
-/// Tells waiting threads that nothing more comes, however a thread ends.
-struct Told<'a>(&'a Arrival);
+/// Notifies waiting threads that nothing more comes, however a thread ends.
+struct NotifyOnDrop<'a>(&'a LoadProgress);
 
-impl Drop for Told<'_> {
+impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
         self.0.fail(Why::Ended);
     }
@@ -89,9 +89,9 @@ impl Drop for Told<'_> {
 
 /// State that the reading threads share.
 pub(super) struct Reading {
-    arrival: Arc<Arrival>,
+    progress: Arc<LoadProgress>,
     /// Its extents are numbered as [`extent`] does.
-    flash: Flash,
+    disk: ThreadedDisk,
     pieces: Arc<Pieces>,
     /// By piece, the right to fill its memory.
     buffers: Mutex<Vec<Option<Buffer>>>,
@@ -99,8 +99,8 @@ pub(super) struct Reading {
     caches: Vec<Option<PageCache>>,
     /// By piece: whether its bytes were not in the page cache.
     passing: Vec<AtomicBool>,
-    /// Pieces of the order that were asked for.
-    asked: AtomicUsize,
+    /// Pieces of the order that were requested.
+    requested: AtomicUsize,
     /// Those of them that are on their way or were not yet looked at.
     flying: AtomicUsize,
     /// Pieces of the order that are not there yet.
@@ -118,53 +118,54 @@ pub(super) fn extent(piece: usize, cached: bool) -> u32 {
 impl Reading {
     /// `buffers`: by piece. `caches`: by file of the program, for those that are read.
     pub(super) fn new(
-        arrival: Arc<Arrival>,
-        flash: Flash,
+        progress: Arc<LoadProgress>,
+        disk: ThreadedDisk,
         pieces: Arc<Pieces>,
         buffers: Vec<Option<Buffer>>,
         caches: Vec<Option<PageCache>>,
     ) -> Self {
         let passing = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
-        let left = AtomicUsize::new(arrival.order().len());
-        let (asked, flying, last) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(threads()));
+        let left = AtomicUsize::new(progress.order().len());
+        let (requested, flying, last) =
+            (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(threads()));
         Self {
-            arrival,
-            flash,
+            progress,
+            disk,
             pieces,
             buffers: Mutex::new(buffers),
             caches,
             passing,
-            asked,
+            requested,
             flying,
             left,
             last,
         }
     }
 
-    /// Asks for pieces as long as few are on their way, and else sees to what has come. Every thread does both.
+    /// Requests pieces as long as few are on their way, and else sees to what has come. Every thread does both.
     fn run(&self) {
-        let guard = Told(&self.arrival);
-        while self.left.load(Relaxed) > 0 && self.arrival.is_wanted() {
+        let guard = NotifyOnDrop(&self.progress);
+        while self.left.load(Relaxed) > 0 && self.progress.is_wanted() {
             let more = |n: usize| (n < AHEAD).then_some(n + 1);
-            if self.asked.load(Relaxed) < self.arrival.order().len()
+            if self.requested.load(Relaxed) < self.progress.order().len()
                 && self.flying.fetch_update(Relaxed, Relaxed, more).is_ok()
             {
-                let next = self.arrival.order().get(self.asked.fetch_add(1, Relaxed));
-                match next.map(|&piece| self.ask(piece as usize)) {
+                let next = self.progress.order().get(self.requested.fetch_add(1, Relaxed));
+                match next.map(|&piece| self.request(piece as usize)) {
                     Some(Ok(())) => {}
-                    Some(Err(why)) => return self.arrival.fail(why),
+                    Some(Err(why)) => return self.progress.fail(why),
                     None => drop(self.flying.fetch_sub(1, Relaxed)),
                 }
                 continue;
             }
-            match self.flash.wait(Some(LOOK)) {
+            match self.disk.wait(Some(LOOK)) {
                 Some(Event::Done { ticket, .. }) => {
                     self.flying.fetch_sub(1, Relaxed);
-                    self.arrival.read(ticket.buffer());
+                    self.progress.read(ticket.buffer());
                     self.let_go(ticket.buffer());
                     self.left.fetch_sub(1, Relaxed);
                 }
-                Some(Event::Failed { error, .. }) => return self.arrival.fail(Why::Read(error)),
+                Some(Event::Failed { error, .. }) => return self.progress.fail(Why::Read(error)),
                 Some(Event::Arrived { .. } | Event::Cancelled { .. } | Event::Released { .. }) | None => {}
             }
         }
@@ -182,7 +183,7 @@ impl Reading {
         cpu::only_when_idle();
         for (Piece { file, offset, bytes }, passing) in self.pieces.all.iter().zip(&self.passing) {
             let room = available().is_some_and(|free| free >= RESERVE + bytes);
-            if !room || !self.arrival.is_wanted() {
+            if !room || !self.progress.is_wanted() {
                 return;
             }
             if passing.load(Relaxed)
@@ -193,8 +194,8 @@ impl Reading {
         }
     }
 
-    /// Has the memory of a piece backed, and asks for its bytes: copies of what the page cache has, reads past it of all else.
-    fn ask(&self, piece: usize) -> Result<(), Why> {
+    /// Has the memory of a piece backed, and requests its bytes: copies of what the page cache has, reads past it of all else.
+    fn request(&self, piece: usize) -> Result<(), Why> {
         let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else { return Err(Why::Ended) };
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer = buffers.get_mut(piece).and_then(Option::take);
@@ -203,7 +204,7 @@ impl Reading {
         buffer.populate(bytes);
         let cached = self.cache(file).is_some_and(|cache| cache.holds(offset, bytes));
         self.passing[piece].store(!cached, Relaxed);
-        match self.flash.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
+        match self.disk.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
             Ok(_) => Ok(()),
             Err(Error::Read(e)) => Err(Why::Read(*e)),
             Err(_) => Err(Why::Ended),
@@ -237,10 +238,10 @@ pub(super) struct Whole {
 
 impl Whole {
     /// Sums its pieces up as they come. False if that is not to go on.
-    fn check(&self, arrival: &Arrival) -> bool {
+    fn check(&self, progress: &LoadProgress) -> bool {
         let (mut hash, pieces) = (Sha256::new(), self.pieces.of_file(self.file));
         for piece in pieces.clone() {
-            let Some(of) = self.pieces.all.get(piece).filter(|_| arrival.was_read(piece)) else {
+            let Some(of) = self.pieces.all.get(piece).filter(|_| progress.was_read(piece)) else {
                 return false;
             };
             let (Ok(bytes), Ok(pitch)) = (usize::try_from(of.bytes), usize::try_from(PIECE)) else {
@@ -253,10 +254,10 @@ impl Whole {
         }
         let found: [u8; 32] = hash.finalize().into();
         if found == self.sha256 {
-            arrival.prove(pieces);
+            progress.prove(pieces);
             return true;
         }
-        arrival.fail(Why::Changed { path: self.path.clone(), expected: self.sha256, found });
+        progress.fail(Why::Changed { path: self.path.clone(), expected: self.sha256, found });
         false
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! Where pages of a file lie is the page cache's affair: on a machine whose memory was full when the file came in they are
 //! scattered, 4 KiB each, and decoding, which does nothing but read them, runs at a third of the speed. Memory of our own is
-//! asked for in huge pages, touched a piece at a time just before reads fill it, and never moves.
+//! requested in huge pages, touched a piece at a time just before reads fill it, and never moves.
 //!
 //! * `order`: the pieces that files are cut into, and their order: as the steps of a prompt use them.
 //! * `loader`: the threads that read pieces and, where files are checked, take their SHA-256 on the way.
-//! * `arrival`: what is there, and who waits for the rest. A step waits for the pieces of its own segments.
+//! * `load_progress`: what is there, and who waits for the rest. A step waits for the pieces of its own segments.
 //! * `page_cache`: what need not be read, since the page cache has it.
 //! * `moving`: weights that are mapped until memory of our own is filled.
 
-mod arrival;
+mod load_progress;
 mod loader;
 mod moving;
 mod order;
@@ -19,11 +19,13 @@ mod page_cache;
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleFiles};
 use crate::error::{Error, Result};
-use crate::offload::flash::{self, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::offload::disk::{
+    self, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk,
+};
 use crate::offload::paging::{self, Wrap};
 use crate::platform::memory::Addr;
 use crate::weights::store::{Addresses, CheckLevel, Store};
-use crate::weights::{Held, huge_bytes};
+use crate::weights::{WeightPlacement, huge_bytes};
 use loader::{Loader, Reading, Whole};
 use moec_ir::plan::FileRef;
 use order::{Order, PIECE, Pieces};
@@ -31,7 +33,7 @@ use page_cache::PageCache;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use arrival::Arrival;
+pub use load_progress::LoadProgress;
 pub use moving::MovingStore;
 
 /// Weight files in memory of our own, read in the background from when the store is opened.
@@ -40,7 +42,7 @@ pub use moving::MovingStore;
 pub struct OwnedStore {
     // Declared first: its threads end before the memory goes.
     _loader: Loader,
-    arrival: Arc<Arrival>,
+    progress: Arc<LoadProgress>,
     memory: Arc<Buffers>,
     addresses: Addresses,
     reader: String,
@@ -50,20 +52,20 @@ pub struct OwnedStore {
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     /// Of the disk.
-    pub flash: flash::Options,
+    pub disk: disk::Options,
     /// Put before the reader, for tests.
     pub wrap: Option<Wrap>,
 }
 
 impl How {
-    /// As the environment asks: `MOEC_FLASH` names the reader.
+    /// As the environment says: `MOEC_DISK_READER` names the reader.
     ///
     /// # Errors
     /// A reader that is not known.
     pub fn from_env() -> Result<Self> {
-        let flash = paging::usual_flash()?;
+        let disk = paging::usual_disk()?;
         // Memory that is registered would be there all at once, and before the first read.
-        Ok(Self { flash: flash::Options { register: false, verify_reads: false, ..flash }, wrap: None })
+        Ok(Self { disk: disk::Options { register: false, verify_reads: false, ..disk }, wrap: None })
     }
 }
 
@@ -102,26 +104,28 @@ impl OwnedStore {
             inside.then(|| memory.base().plus(first.unwrap_or(0)))
         })?;
         let table = Arc::new(table(&pieces, files())?);
-        let options = flash::Options { verify_reads: false, ..how.flash };
+        let options = disk::Options { verify_reads: false, ..how.disk };
         let clock = Arc::new(SystemClock::default());
-        let flash =
-            Flash::with_reader(table, Arc::clone(&memory), &options, clock, |reader| match how.wrap {
-                Some(wrap) => (wrap.0)(reader),
-                None => reader,
+        let disk =
+            ThreadedDisk::with_reader(table, Arc::clone(&memory), &options, clock, |reader| {
+                match how.wrap {
+                    Some(wrap) => (wrap.0)(reader),
+                    None => reader,
+                }
             })?;
-        let reader = flash.describe().to_owned();
+        let reader = disk.describe().to_owned();
 
         let Order { pieces: order, needs } = Order::new(program, &pieces, &is_whole);
         let unproven = files().filter(|&(i, ..)| is_whole(i)).flat_map(|(i, ..)| pieces.of_file(i));
-        let arrival = Arc::new(Arrival::new(pieces.all.len(), order, needs, unproven));
+        let progress = Arc::new(LoadProgress::new(pieces.all.len(), order, needs, unproven));
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
-        buffers.sort_by_key(|b| b.as_ref().map(flash::Buffer::index));
+        buffers.sort_by_key(|b| b.as_ref().map(disk::Buffer::index));
         let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {
             let failed = |source| Error::io("open", path.clone(), source);
             read(i).then(|| PageCache::of(file, path).map_err(failed)).transpose()
         };
         let caches = files().map(cache).collect::<Result<_>>()?;
-        let reading = Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches);
+        let reading = Reading::new(Arc::clone(&progress), disk, Arc::clone(&pieces), buffers, caches);
         let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, of)| Whole {
             path: of.path.clone(),
             sha256: info.sha256,
@@ -130,7 +134,7 @@ impl OwnedStore {
             memory: Arc::clone(&memory),
         });
         let loader = Loader::start(reading, hashing.collect())?;
-        Ok(Self { _loader: loader, arrival, memory, addresses, reader })
+        Ok(Self { _loader: loader, progress, memory, addresses, reader })
     }
 }
 
@@ -168,7 +172,7 @@ fn table<'a>(
 
 // SAFETY: every address lies in the memory of the pieces, which the store holds: 2 MiB-aligned, plus whole pieces, plus the rest
 // of an offset that the verifier has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
-// segment's bytes lie there, too (`open`). They are written by reads until the arrival lets their pieces through, and by nothing
+// segment's bytes lie there, too (`open`). They are written by reads until the load progress releases their pieces, and by nothing
 // after. Tables are never changed; an address is as large as a pointer.
 unsafe impl Store for OwnedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
@@ -183,19 +187,19 @@ unsafe impl Store for OwnedStore {
         self.addresses.bytes()
     }
 
-    fn arrival(&self) -> Option<&Arrival> {
-        Some(&self.arrival)
+    fn load_progress(&self) -> Option<&LoadProgress> {
+        Some(&self.progress)
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> WeightPlacement {
         let first = self.memory.base().ptr().addr();
-        Held {
+        WeightPlacement {
             own: true,
             bytes: self.memory.bytes() as u64,
             huge_bytes: huge_bytes(first..first + self.memory.bytes()),
             reader: Some(self.reader.clone()),
-            took: self.arrival.took(),
-            ..Held::default()
+            took: self.progress.took(),
+            ..WeightPlacement::default()
         }
     }
 }

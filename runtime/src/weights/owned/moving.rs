@@ -1,12 +1,12 @@
 //! Weights that move: mapped where the page cache has them already, so that the first token comes at once; then, when memory
 //! of our own is filled after the first prompt, from there. Where it cannot be filled they stay mapped.
 
-use super::{Arrival, How, OwnedStore, PageCache, Pieces};
+use super::{How, LoadProgress, OwnedStore, PageCache, Pieces};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::{Fault, Result};
 use crate::platform::memory::Addr;
-use crate::weights::Held;
+use crate::weights::WeightPlacement;
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use std::path::Path;
 
@@ -109,9 +109,9 @@ unsafe impl Store for MovingStore<'_> {
 
     fn moves(&mut self) -> Result<bool> {
         let Some(to) = self.to.as_ref().filter(|_| !self.moved) else { return Ok(false) };
-        let arrival = to.arrival();
-        match arrival.map_or(Ok(()), Arrival::check) {
-            Ok(()) => self.moved = arrival.is_none_or(Arrival::is_complete),
+        let progress = to.load_progress();
+        match progress.map_or(Ok(()), LoadProgress::check) {
+            Ok(()) => self.moved = progress.is_none_or(LoadProgress::is_complete),
             // What is mapped is of the same file: where that was cut or changed, it is not what was built either.
             Err(e) if e.fault() == Fault::Bundle => return Err(e),
             Err(e) => {
@@ -132,8 +132,8 @@ unsafe impl Store for MovingStore<'_> {
 
     fn settle(&mut self) {
         // Errors are those of `moves`.
-        if let Some(arrival) = self.to.as_ref().and_then(OwnedStore::arrival) {
-            let _ = arrival.wait_all();
+        if let Some(progress) = self.to.as_ref().and_then(OwnedStore::load_progress) {
+            let _ = progress.wait_all();
         }
     }
 
@@ -141,7 +141,7 @@ unsafe impl Store for MovingStore<'_> {
         self.warning.take()
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> WeightPlacement {
         match &self.to {
             Some(to) if self.moved => to.held(),
             _ => {
@@ -150,7 +150,7 @@ unsafe impl Store for MovingStore<'_> {
                     "the page cache has them; they move to memory of its own after the first prompt"
                         .to_owned()
                 });
-                Held { why, ..Held::default() }
+                WeightPlacement { why, ..WeightPlacement::default() }
             }
         }
     }

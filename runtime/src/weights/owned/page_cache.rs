@@ -20,11 +20,11 @@ impl PageCache {
     /// Of an open file.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// What the operating system refuses.
     pub(super) fn of(file: &File, path: &Path) -> io::Result<Self> {
         let file = file.try_clone()?;
         // Nothing of it is ever read through the mapping.
-        let map = if is_told(&file)? { MappedFile::of(&file, path).ok() } else { None };
+        let map = if reports_residency(&file)? { MappedFile::of(&file, path).ok() } else { None };
         Ok(Self { file, map })
     }
 }
@@ -41,7 +41,7 @@ const STRETCH: u64 = 256 << 10;
 
 #[cfg(target_os = "linux")]
 impl PageCache {
-    /// Whether nearly all of a range lies there, as far as the kernel tells. `offset` is a multiple of the size of a page.
+    /// Whether nearly all of a range lies there, as far as the kernel reports it. `offset` is a multiple of the size of a page.
     pub(super) fn holds(&self, offset: u64, bytes: u64) -> bool {
         let Some(map) = &self.map else { return false };
         let range = (usize::try_from(offset).ok()).zip(usize::try_from(bytes).ok());
@@ -59,7 +59,7 @@ impl PageCache {
         asked == 0 && there * MOSTLY.0 >= pages.len() * MOSTLY.1
     }
 
-    /// Whether nearly all of the file, of so many bytes, lies there: in a thousand places at most, since to ask for each page of
+    /// Whether nearly all of the file, of so many bytes, lies there: in a thousand places at most, since to request each page of
     /// 16 GB takes longer than the first token may.
     pub(super) fn holds_most(&self, bytes: u64) -> bool {
         let pitch = (bytes / PLACES).next_multiple_of(STRETCH);
@@ -112,7 +112,7 @@ impl PageCache {
 
 /// Whether the kernel says what is there: to who owns the file. To others it says that all is, since Linux 5.2.
 #[cfg(target_os = "linux")]
-fn is_told(file: &File) -> io::Result<bool> {
+fn reports_residency(file: &File) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     // SAFETY: a question without memory, which cannot fail.
     let user = unsafe { libc::geteuid() };
@@ -122,7 +122,7 @@ fn is_told(file: &File) -> io::Result<bool> {
 /// This system does not say.
 #[cfg(not(target_os = "linux"))]
 #[allow(clippy::unnecessary_wraps, reason = "as on Linux")]
-fn is_told(_file: &File) -> io::Result<bool> {
+fn reports_residency(_file: &File) -> io::Result<bool> {
     Ok(false)
 }
 

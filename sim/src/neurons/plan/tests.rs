@@ -20,7 +20,7 @@ fn layer(batch: i32) -> Tables {
         predict: 1e-8,
         attention: 1e-3,
         bytes: 8192.0,
-        flash: 4e9,
+        disk: 4e9,
         read: 8192.0 / 1e9,
         memory: 59.6e9,
         held: 14_336,
@@ -56,7 +56,7 @@ fn tables_that_say_nothing_are_refused() {
         Tables { dense: vec![], ..layer(1) },
         Tables { dense: vec![(1, 1.0), (1, 1.0)], ..layer(1) },
         Tables { sparse: -1.0, ..layer(1) },
-        Tables { flash: 0.0, ..layer(1) },
+        Tables { disk: 0.0, ..layer(1) },
         Tables { memory: f64::NAN, ..layer(1) },
         // What is read follows from a trace.
         Tables { held: 14_335, ..layer(1) },
@@ -65,7 +65,7 @@ fn tables_that_say_nothing_are_refused() {
     }
     assert!(time_of(&layer(1), None, 14_337).is_err() && time_of(&layer(1), None, 100).is_err());
     // Neither attention to hide behind nor reads that take time: nothing is missing, and nothing has to hide.
-    let fast = Tables { attention: 0.0, flash: f64::INFINITY, ..layer(1) };
+    let fast = Tables { attention: 0.0, disk: f64::INFINITY, ..layer(1) };
     assert!(hides(&fast, 0) && hot_share(&fast, None).is_ok());
     let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
     assert!((time_of(&one, None, 256).unwrap().dense - 2.56).abs() < 1e-12);
@@ -87,7 +87,7 @@ fn drawn(batch: usize, sparsity: f64, persistence: f64) -> Activations {
     recipe.draw().unwrap().batched(batch)
 }
 
-/// Its tables, in milliseconds for a neuron: what a unit takes, and a read of flash.
+/// Its tables, in milliseconds for a neuron: what a unit takes, and a read of the disk.
 fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -> Tables {
     Tables {
         active: trace.frequencies(),
@@ -97,7 +97,7 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
         predict: 0.02,
         attention: 4.0,
         bytes: 1.0,
-        flash: 8.0,
+        disk: 8.0,
         read,
         memory: f64::INFINITY,
         held,
@@ -108,14 +108,14 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
 fn simulated(tables: &Tables, recorded: &Recorded<'_>, hot: usize) -> f64 {
     let ns = |time: f64| Some((time * 1e6) as u64);
     let steps = recorded.replay(hot, tables.held, tables.cluster).unwrap();
-    let step = |asked: &Asked| {
+    let step = |demand: &Demand| {
         let job = |i: usize| {
             let is = |of: f64| i < of as usize;
             // Who is missing is read first.
             let stages = [
                 ns(tables.predict),
-                ns(tables.read).filter(|_| is(asked.missing)),
-                ns(tables.sparse).filter(|_| is(asked.active)),
+                ns(tables.read).filter(|_| is(demand.missing)),
+                ns(tables.sparse).filter(|_| is(demand.active)),
                 None,
                 None,
             ];
@@ -133,7 +133,7 @@ fn the_optimum_is_that_of_simulating_every_share() {
     let mut chosen = Vec::new();
     for (batch, sparsity, persistence) in [(1, 0.7, 0.9), (4, 0.7, 0.9), (1, 0.5, 0.6), (2, 0.85, 0.9)] {
         let trace = drawn(batch, sparsity, persistence);
-        let recorded = Recorded { activations: &trace, lead: 16 };
+        let recorded = Recorded { activations: &trace, warmup: 16 };
         for (held, dense, sparse, read) in
             [(64, 0.5, 1.0, 1.0), (32, 0.5, 1.0, 2.0), (32, 0.2, 1.0, 4.0), (48, 1.0, 1.0, 3.0)]
         {
@@ -156,11 +156,11 @@ fn the_optimum_is_that_of_simulating_every_share() {
 
 #[test]
 fn frequencies_alone_do_not_say_what_is_read() {
-    // The same frequencies: in one trace every token asks anew, in the other neighbours ask for much the same.
+    // The same frequencies: in one trace every token draws anew, in the other neighbours request much the same.
     let [anew, same] = [0.0, 0.97].map(|p| drawn(1, 0.7, p));
     let hot = |trace: &Activations| {
         let tables = Tables { active: same.frequencies(), ..small(trace, 32, 0.9, 1.0, 6.0) };
-        hot_share(&tables, Some(&Recorded { activations: trace, lead: 16 })).unwrap()
+        hot_share(&tables, Some(&Recorded { activations: trace, warmup: 16 })).unwrap()
     };
     let (anew, same) = (hot(&anew), hot(&same));
     assert!(same.hot < anew.hot && same.reads < anew.reads, "{same:?} {anew:?}");
@@ -170,8 +170,8 @@ fn frequencies_alone_do_not_say_what_is_read() {
 fn traces_of_something_else_are_refused() {
     let trace = drawn(1, 0.7, 0.5);
     let tables = small(&trace, 32, 0.5, 1.0, 1.0);
-    let said = |trace: &Activations, lead| {
-        hot_share(&tables, Some(&Recorded { activations: trace, lead })).unwrap_err().to_string()
+    let said = |trace: &Activations, warmup| {
+        hot_share(&tables, Some(&Recorded { activations: trace, warmup })).unwrap_err().to_string()
     };
     assert!(said(&Activations { neurons: 65, ..trace.clone() }, 0).contains("another layer"));
     assert!(said(&trace, 48).contains("no step"));
@@ -191,9 +191,9 @@ proptest! {
         let dense = dense.into_iter().enumerate().map(|(i, t)| (1 + 7 * i, t)).collect();
         let held = if is_recorded { held } else { 64 };
         let tables = Tables {
-            active: trace.frequencies(), cluster, dense, sparse, predict, attention, bytes: 1.0, flash: 4.0, read, memory, held,
+            active: trace.frequencies(), cluster, dense, sparse, predict, attention, bytes: 1.0, disk: 4.0, read, memory, held,
         };
-        let recorded = Recorded { activations: &trace, lead: 8 };
+        let recorded = Recorded { activations: &trace, warmup: 8 };
         let recorded = is_recorded.then_some(&recorded);
         let best = hot_share(&tables, recorded).unwrap();
         prop_assert!(hides(&tables, best.hot));

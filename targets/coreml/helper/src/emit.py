@@ -169,9 +169,9 @@ def function(description, weights):
 
 def describe(description, program, about):
     """Says what a package is, and what its inputs, results and states are, as Core ML's tools show it."""
-    told = description.metadata
-    told.shortDescription, told.author = program["description"], about["author"]
-    told.license, told.versionString = about["license"], about["version"]
+    metadata = description.metadata
+    metadata.shortDescription, metadata.author = program["description"], about["author"]
+    metadata.license, metadata.versionString = about["license"], about["version"]
     for function, described in zip(program["functions"], description.functions, strict=True):
         texts = {v["name"]: v["about"] for v in function["values"] if "about" in v}
         for feature in [*described.input, *described.output, *described.state]:
@@ -236,7 +236,7 @@ def manifest(name):
 
 
 def run(jobs, say):
-    """Writes every package that is asked for and says each."""
+    """Writes every package that is requested and says each."""
     asked = jobs.get("protocol")
     if asked != PROTOCOL:
         raise Refused("version", f"moec speaks version {asked} of the protocol, the helper {PROTOCOL}")

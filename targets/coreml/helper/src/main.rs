@@ -2,7 +2,7 @@
 //!
 //! `moec-coreml [--venv FOLDER] versions | emit < JOBS.json`. The folder is a virtual environment with coremltools;
 //! without the option it is `$MOEC_COREML_PYTHON`. Results and errors go to stdout, one JSON object per line (see
-//! `helper/protocol.rs` of moec's Core ML family); what Python prints goes to stderr.
+//! `helper/protocol.rs` of moec's Core ML backend); what Python prints goes to stderr.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyModule};

@@ -116,7 +116,7 @@ pub(super) fn slices(scope: &mut Scope<'_>, name: &str, f: &Function) {
         let Some(parameter) = dynamic else { continue };
         let message = format!("`{parameter}` is computed: the Neural Engine slices at constants");
         match op.kind.as_str() {
-            // Exporters write caches so; whether it stays on the Neural Engine depends on the system.
+            // Exporters write caches so; whether it stays on the Neural Engine depends on the operating system.
             "slice_update" => {
                 scope.warning(at(name, op), message + "; write the cache by a mask or a matrix product");
             }

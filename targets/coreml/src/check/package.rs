@@ -141,9 +141,11 @@ pub(super) fn shared(scope: &mut Scope<'_>) {
         let mut hasher = DefaultHasher::new();
         bytes.hash(&mut hasher);
         let equal = by_hash.entry((blob.len, hasher.finish())).or_default();
-        let twin = equal.iter().find(|b| package.weights.bytes(**b) == bytes).copied();
-        match twin.and_then(|t| readers.get(&t)) {
-            Some(twin) => scope.error(place.clone(), format!("stored a second time; the first is {twin}")),
+        let duplicate = equal.iter().find(|b| package.weights.bytes(**b) == bytes).copied();
+        match duplicate.and_then(|t| readers.get(&t)) {
+            Some(duplicate) => {
+                scope.error(place.clone(), format!("stored a second time; the first is {duplicate}"))
+            }
             None => equal.push(blob),
         }
     }

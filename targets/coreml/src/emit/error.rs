@@ -3,7 +3,7 @@
 use crate::program::ProgramError;
 use thiserror::Error;
 
-/// A part of a model that cannot be a graph as asked.
+/// A part of a model that cannot be a graph as requested.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EmitError {
     /// More weights than a graph may have.

@@ -122,7 +122,7 @@ fn checked(mut program: Program, limits: &Limits) -> Result<Program> {
     for function in &mut program.functions {
         for id in function.inputs.iter().chain(&function.states).chain(&function.outputs) {
             if let Some(value) = function.values.get_mut(id.index()) {
-                value.about = about::port(&value.name, &value.shape);
+                value.about = about::tensor(&value.name, &value.shape);
             }
         }
     }

@@ -23,7 +23,7 @@ pub(super) struct About {
     pub(super) version: &'static str,
 }
 
-/// A package that is asked for.
+/// A package that is requested.
 #[derive(Serialize)]
 pub(super) struct Job<'a> {
     pub(super) program: &'a Program,

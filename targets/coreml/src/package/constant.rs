@@ -2,7 +2,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "bits are cut to the type that they are of")]
 
 use super::error::Flaw;
-use super::proto::{Elements, Held, Kind, Value};
+use super::proto::{Elements, Kind, StoredValue, Value};
 use super::types::{Dtype, TensorType};
 use super::weights::{Blob, Weights};
 use half::f16;
@@ -53,8 +53,8 @@ impl Constant {
         };
         let ty = TensorType::read(ty)?;
         let stored = match &value.held {
-            Some(Held::Blob(blob)) => Stored::Blob(weights.find(&blob.file_name, blob.offset, &ty)?),
-            Some(Held::Immediate(value)) => {
+            Some(StoredValue::Blob(blob)) => Stored::Blob(weights.find(&blob.file_name, blob.offset, &ty)?),
+            Some(StoredValue::Immediate(value)) => {
                 let elements = value.tensor.as_ref().and_then(|t| t.elements.as_ref());
                 inline(&ty, elements.ok_or_else(|| Flaw::Invalid("a constant without elements".into()))?)?
             }

@@ -74,12 +74,12 @@ impl Package {
         let program = resolve::program(&model, &mut weights).map_err(|(place, flaw)| {
             PackageError::Model { path: file.clone(), place, flaw: Box::new(flaw) }
         })?;
-        let told = model.description.and_then(|d| d.metadata).unwrap_or_default();
+        let metadata = model.description.and_then(|d| d.metadata).unwrap_or_default();
         let about = About {
-            description: told.short_description,
-            author: told.author,
-            license: told.license,
-            version: told.version,
+            description: metadata.short_description,
+            author: metadata.author,
+            license: metadata.license,
+            version: metadata.version,
         };
         Ok(Self { program, weights, about, specification_version: model.specification_version })
     }

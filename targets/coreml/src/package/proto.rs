@@ -303,13 +303,13 @@ pub struct Value {
     #[prost(message, optional, tag = "2")]
     pub r#type: Option<ValueType>,
     /// Place of the value.
-    #[prost(oneof = "Held", tags = "3, 5")]
-    pub held: Option<Held>,
+    #[prost(oneof = "StoredValue", tags = "3, 5")]
+    pub held: Option<StoredValue>,
 }
 
 /// Place of a value.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Held {
+pub enum StoredValue {
     /// In the model itself.
     #[prost(message, tag = "3")]
     Immediate(ImmediateValue),

@@ -3,7 +3,7 @@
 use super::constant::Constant;
 use super::error::{Flaw, Place};
 use super::program::{Feature, Function, Op, Origin, Program, Signature, Value, ValueId};
-use super::proto::{self, Bound, Elements, Held, Kind};
+use super::proto::{self, Bound, Elements, Kind, StoredValue};
 use super::types::{Dtype, TensorType, elements};
 use super::weights::Weights;
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ pub const MAX_OPS: usize = 1 << 16;
 /// Most arguments, and most results, of an operation.
 pub const MAX_ARGS: usize = 4096;
 
-type Found<T> = Result<T, (Place, Flaw)>;
+type ResolveResult<T> = Result<T, (Place, Flaw)>;
 
 /// Reads the program of a model.
-pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Program> {
+pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> ResolveResult<Program> {
     let at_model = |flaw| (Place::model(), flaw);
     let program = model.ml_program.as_ref();
     let program =
@@ -33,7 +33,7 @@ pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Prog
     }
     let functions = (program.functions.iter())
         .map(|(name, f)| Ok((name.clone(), Arc::new(function(name, f, weights)?))))
-        .collect::<Found<BTreeMap<_, _>>>()?;
+        .collect::<ResolveResult<BTreeMap<_, _>>>()?;
     let empty = proto::ModelDescription::default();
     let description = model.description.as_ref().unwrap_or(&empty);
     let named = &description.default_function_name;
@@ -46,7 +46,7 @@ pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Prog
 }
 
 /// Description of each function.
-fn described(model: &proto::ModelDescription, default: &str) -> Found<BTreeMap<String, Signature>> {
+fn described(model: &proto::ModelDescription, default: &str) -> ResolveResult<BTreeMap<String, Signature>> {
     let mut all = BTreeMap::new();
     if model.functions.is_empty() {
         let signature = signature(default, [&model.input, &model.output, &model.state])?;
@@ -64,14 +64,14 @@ fn described(model: &proto::ModelDescription, default: &str) -> Found<BTreeMap<S
 fn signature(
     function: &str,
     [inputs, outputs, states]: [&Vec<proto::FeatureDescription>; 3],
-) -> Found<Signature> {
+) -> ResolveResult<Signature> {
     let read = |features: &[proto::FeatureDescription]| {
-        features.iter().map(|f| feature(function, f)).collect::<Found<Vec<_>>>()
+        features.iter().map(|f| feature(function, f)).collect::<ResolveResult<Vec<_>>>()
     };
     Ok(Signature { inputs: read(inputs)?, outputs: read(outputs)?, states: read(states)? })
 }
 
-fn feature(function: &str, feature: &proto::FeatureDescription) -> Found<Feature> {
+fn feature(function: &str, feature: &proto::FeatureDescription) -> ResolveResult<Feature> {
     let at = |flaw| (Place::item(function, format!("feature `{}`", feature.name)), flaw);
     let empty = proto::FeatureType::default();
     let ty = feature.r#type.as_ref().unwrap_or(&empty);
@@ -100,7 +100,7 @@ struct Reader<'a> {
     ops: Vec<Op>,
 }
 
-fn function(name: &str, function: &proto::Function, weights: &mut Weights) -> Found<Function> {
+fn function(name: &str, function: &proto::Function, weights: &mut Weights) -> ResolveResult<Function> {
     let at = |flaw| (Place::function(name), flaw);
     let block = function.block_specializations.get(&function.opset);
     let block =
@@ -140,11 +140,11 @@ fn function(name: &str, function: &proto::Function, weights: &mut Weights) -> Fo
 /// A string that the model itself holds.
 fn text(value: &proto::Value) -> Option<&str> {
     match value.held.as_ref()? {
-        Held::Immediate(v) => match v.tensor.as_ref()?.elements.as_ref()? {
+        StoredValue::Immediate(v) => match v.tensor.as_ref()?.elements.as_ref()? {
             Elements::Strings(s) => s.values.first().map(String::as_str),
             _ => None,
         },
-        Held::Blob(_) => None,
+        StoredValue::Blob(_) => None,
     }
 }
 

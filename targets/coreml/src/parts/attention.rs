@@ -10,10 +10,10 @@
 
 use super::Source;
 use crate::emit;
-use moec_family::error::Result;
-use moec_family::find::{
-    self, Ends, Found, Grouped, Linear, Rms, Walk, cache, input, operand, projects, projects_heads, rope,
-    value, weight,
+use moec_backend::error::Result;
+use moec_backend::find::{
+    self, Ends, Grouped, Linear, MatchResult, Rms, Walk, cache, input, operand, projects, projects_heads,
+    rope, value, weight,
 };
 use moec_ir::op::AttentionDesc;
 use moec_ir::{Module, Op, Operand, RopeStyle, ValueId, WeightId};
@@ -49,7 +49,7 @@ pub(super) struct Latent {
 ///
 /// # Errors
 /// What stands in the way, for people.
-pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Attention, Ends)> {
+pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Attention, Ends)> {
     let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {
         latent(module, walk, desc, inputs, y)
@@ -65,7 +65,7 @@ fn latent(
     desc: &AttentionDesc,
     inputs: &[Operand],
     y: ValueId,
-) -> Found<(Attention, Ends)> {
+) -> MatchResult<(Attention, Ends)> {
     let wrong = |what: &str| format!("{what} of the latent attention are not made as DeepSeek-V2 has them");
     let heads = desc.heads;
     if desc.window.is_some() || desc.sinks || desc.kv_heads != 1 {
@@ -186,7 +186,7 @@ impl Attention {
 }
 
 /// Request to the emitter for it: a name, positions of the state, chunks.
-pub(super) struct Wanted<'a> {
+pub(super) struct AttentionRequest<'a> {
     pub(super) name: &'a str,
     pub(super) context: usize,
     pub(super) chunks: &'a [emit::Chunk],
@@ -202,7 +202,7 @@ fn norm(raw: &mut Source<'_>, rms: Rms) -> Result<emit::Norm> {
     Ok(emit::Norm { weight, bias: None, eps: rms.eps, center: false })
 }
 
-impl Wanted<'_> {
+impl AttentionRequest<'_> {
     /// Describes grouped attention.
     pub(super) fn grouped(
         &self,

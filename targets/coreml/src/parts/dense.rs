@@ -2,15 +2,15 @@
 
 use super::Source;
 use crate::emit;
-use moec_family::error::Result;
-use moec_family::find::{Dense, Found, Walk, dense};
+use moec_backend::error::Result;
+use moec_backend::find::{Dense, MatchResult, Walk, dense};
 use moec_ir::{Glu, Module, ValueId};
 
 /// Finds the network of a scope; gives it, its rows and its result.
 ///
 /// # Errors
 /// What stands in the way, for people.
-pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueId, ValueId)> {
+pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueId, ValueId)> {
     let found = dense(module, walk)?;
     match found.0.glu {
         Glu::FatRelu { .. } => Err(emit::EmitError::Join("FATReLU").to_string()),

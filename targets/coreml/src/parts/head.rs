@@ -7,8 +7,8 @@
 use super::Source;
 use crate::emit::{self, EmitError, Limits};
 use crate::program::Program;
-use moec_family::error::Result;
-use moec_family::find::Linear;
+use moec_backend::error::Result;
+use moec_backend::find::Linear;
 use moec_ir::Module;
 
 /// Describes the head for numbers of rows.

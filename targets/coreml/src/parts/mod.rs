@@ -11,7 +11,7 @@
 //! package is written where the placement gives a part to the unit in any entry point: the functions of the others cost
 //! nothing. Embeddings are no part: the Neural Engine does not index (NPUMoE, Figure 4).
 //!
-//! [`CoreMlPart::cuts`] says which nodes of each entry point a part replaces, [`CoreMlPart::graphs`] what its functions
+//! [`CoreMlSubgraph::boundaries`] says which nodes of each entry point a part replaces, [`CoreMlSubgraph::graphs`] what its functions
 //! take and give. What fills `mask` and `write` is `moec_runtime::exec::chunk`.
 
 mod attention;
@@ -21,11 +21,11 @@ mod head;
 use crate::emit::{self, Chunk, EmitError, Limits, Raw};
 use crate::legalise::{Counts, Legal};
 use crate::program::{Blocks, Counted, Function, Program, Rules};
-use attention::{Attention, Wanted};
-use moec_device::{CacheWrite, StoredFormat, Unit};
-use moec_family::Cut;
-use moec_family::error::{Error, Result};
-use moec_family::find::{self, Linear, Walk};
+use attention::{Attention, AttentionRequest};
+use moec_backend::SubgraphBoundary;
+use moec_backend::error::{Error, Result};
+use moec_backend::find::{self, Linear, Walk};
+use moec_device::{CacheWrite, DeviceUnit, StoredFormat};
 use moec_ir::types::GROUP;
 use moec_ir::{EntryKind, Module, Part, Role, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
@@ -38,13 +38,13 @@ pub(crate) type Source<'s> = dyn FnMut(&[WeightId]) -> Result<Raw> + 's;
 
 /// A part of a model.
 #[derive(Clone, Debug)]
-pub struct CoreMlPart {
+pub struct CoreMlSubgraph {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
     pub scope: Scope,
     /// Place in each entry point, in the order of the module's.
-    pub cuts: Vec<Cut>,
+    pub boundaries: Vec<SubgraphBoundary>,
     kind: Kind,
 }
 
@@ -85,7 +85,7 @@ impl Description {
 
 /// A tensor at the boundary of a function: f16, dense.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct GraphTensor {
     /// `x`, `angles`, `mask`, `write`; `y`, `logits0`, …
     pub name: String,
     /// Extents.
@@ -104,9 +104,9 @@ pub struct StaticGraph {
     /// Rows `T`.
     pub rows: usize,
     /// Inputs, in order.
-    pub inputs: Vec<Port>,
+    pub inputs: Vec<GraphTensor>,
     /// Results, in order. Logits of a head's packages and results follow each other in the vocabulary.
-    pub outputs: Vec<Port>,
+    pub outputs: Vec<GraphTensor>,
     /// Whether the package keeps a state, one for each sequence.
     pub stateful: bool,
 }
@@ -114,8 +114,8 @@ pub struct StaticGraph {
 impl StaticGraph {
     /// Place of its rows, if that is fixed, see [`moec_ir::plan::GraphDecl::fixed_start`].
     pub fn fixed_start(&self) -> Option<usize> {
-        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
-        match (port("mask").map(|p| &*p.shape), port("write")) {
+        let tensor = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (tensor("mask").map(|p| &*p.shape), tensor("write")) {
             (Some(&[_, _, rows, seen]), None) => seen.checked_sub(rows),
             _ => None,
         }
@@ -123,13 +123,13 @@ impl StaticGraph {
 }
 
 /// Limits of a neural processing unit.
-pub fn limits(npu: &Unit) -> Limits {
+pub fn limits(npu: &DeviceUnit) -> Limits {
     let rules = Rules { last_axis_bytes: npu.graph.last_axis(), ..Rules::ANE };
     Limits { rules, graph_bytes: npu.graph_limit().unwrap_or(u64::MAX), counted: counted(npu) }
 }
 
 /// Bytes that a unit's limit on graphs counts.
-pub(crate) fn counted(npu: &Unit) -> Counted {
+pub(crate) fn counted(npu: &DeviceUnit) -> Counted {
     match npu.graph.counted() {
         moec_device::Counted::Stored => Counted::Stored,
         moec_device::Counted::Dense => Counted::Dense,
@@ -138,7 +138,7 @@ pub(crate) fn counted(npu: &Unit) -> Counted {
 
 /// Storage of a weight in a package: the bits of its codes, if the unit takes its format and its rows are whole groups; else
 /// f16.
-pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
+pub fn code_bits(npu: &DeviceUnit, weight: &Weight) -> Option<u8> {
     let (spec, block) = (weight.format.spec(), weight.format.block());
     let format =
         StoredFormat::of_bits(spec.bits).filter(|_| weight.format.is_grouped() && !spec.published)?;
@@ -147,7 +147,7 @@ pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
 }
 
 /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
-pub fn graph_bytes(npu: &Unit, weight: &Weight, numbers: u64) -> u64 {
+pub fn graph_bytes(npu: &DeviceUnit, weight: &Weight, numbers: u64) -> u64 {
     match code_bits(npu, weight).filter(|_| counted(npu) == Counted::Stored) {
         Some(bits) => numbers * u64::from(bits) / 8 + numbers / weight.format.block() as u64 * 2,
         None => numbers * 2,
@@ -155,7 +155,7 @@ pub fn graph_bytes(npu: &Unit, weight: &Weight, numbers: u64) -> u64 {
 }
 
 /// Entries that several weights joined along their first axis have, and the bits of their codes if they all have as many.
-pub(crate) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
+pub(crate) fn joined(npu: &DeviceUnit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
     let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
     if let Some(first) = shape.first_mut() {
         *first = weights.iter().filter_map(|w| w.shape.first()).sum();
@@ -170,7 +170,7 @@ pub(crate) fn path(program: &str) -> String {
     format!("artifacts/{program}.mlpackage")
 }
 
-impl CoreMlPart {
+impl CoreMlSubgraph {
     /// The part of a scope.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ impl CoreMlPart {
     pub fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let multiple = Rules::ANE.rows_multiple;
         let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
-        let mut cuts = Vec::new();
+        let mut boundaries = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
             let (kind, x, angles, y) = match scope.role() {
@@ -206,20 +206,27 @@ impl CoreMlPart {
                 _ => graph.ty(x).rows(),
             };
             let rows = rows.next_multiple_of(multiple);
-            cuts.push(Cut { entry: graph.kind, nodes: walk.close(y)?, x, angles, y, rows });
+            boundaries.push(SubgraphBoundary {
+                entry: graph.kind,
+                nodes: walk.close(y)?,
+                x,
+                angles,
+                y,
+                rows,
+            });
             if part.get_or_insert_with(|| kind.clone()) != &kind {
                 return Err("entry points have it in different forms".into());
             }
         }
         let kind = part.ok_or("there is no entry point")?;
-        Ok(Self { name: name.to_string(), scope: scope.clone(), cuts, kind })
+        Ok(Self { name: name.to_string(), scope: scope.clone(), boundaries, kind })
     }
 
     /// Whether it becomes graphs that the unit takes.
     ///
     /// # Errors
     /// Why not, for people.
-    pub fn check(&self, module: &Module, npu: &Unit) -> std::result::Result<(), String> {
+    pub fn check(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<(), String> {
         let programs = self.outline(module, npu);
         programs.map(|_| ()).map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())
     }
@@ -228,15 +235,20 @@ impl CoreMlPart {
     ///
     /// # Errors
     /// Those of `raw`, or a graph that the unit does not take.
-    pub(crate) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
+    pub(crate) fn programs(
+        &self,
+        module: &Module,
+        npu: &DeviceUnit,
+        raw: &mut Source<'_>,
+    ) -> Result<Vec<Program>> {
         let made = self.describe(module, npu, raw)?.programs(&limits(npu));
         made.map_err(|e| Error::limit(format!("`{}` cannot be a graph", self.name)).because(e))
     }
 
-    fn describe(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Description> {
+    fn describe(&self, module: &Module, npu: &DeviceUnit, raw: &mut Source<'_>) -> Result<Description> {
         let (name, rows, chunks) = (&*self.name, &*self.rows(), &*self.chunks(npu));
         let context = self.context(&limits(npu)).unwrap_or(0);
-        let wanted = Wanted { name, context, chunks };
+        let wanted = AttentionRequest { name, context, chunks };
         Ok(match &self.kind {
             Kind::Attention(Attention::Grouped(a)) => Description::Grouped(wanted.grouped(module, a, raw)?),
             Kind::Attention(Attention::Latent(a)) => Description::Latent(wanted.latent(module, a, raw)?),
@@ -246,7 +258,7 @@ impl CoreMlPart {
     }
 
     /// Its programs, with names in the place of numbers.
-    fn outline(&self, module: &Module, npu: &Unit) -> std::result::Result<Vec<Program>, EmitError> {
+    fn outline(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Vec<Program>, EmitError> {
         self.described(module, npu)?.programs(&limits(npu))
     }
 
@@ -254,13 +266,13 @@ impl CoreMlPart {
     ///
     /// # Errors
     /// Why it is no graph, for people.
-    pub fn legalised(&self, module: &Module, npu: &Unit) -> std::result::Result<Counts, String> {
+    pub fn legalised(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Counts, String> {
         let legal = self.described(module, npu).and_then(|part| part.legal(&limits(npu)));
         legal.map(|legal| legal.counts()).map_err(|e| e.to_string())
     }
 
     /// Description that the emitter writes for it, with names in the place of numbers.
-    fn described(&self, module: &Module, npu: &Unit) -> std::result::Result<Description, EmitError> {
+    fn described(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Description, EmitError> {
         let mut raw = |ids: &[WeightId]| {
             let weights: Vec<_> = ids.iter().map(|id| module.weight(*id)).collect();
             let (shape, bits) = joined(npu, &weights);
@@ -273,15 +285,15 @@ impl CoreMlPart {
 
     /// Chunks of an attention: of any place for every number of rows, and after them, where the unit writes the cache by
     /// `slice_update`, one for every place where a whole chunk of a prompt can begin.
-    fn chunks(&self, npu: &Unit) -> Vec<Chunk> {
+    fn chunks(&self, npu: &DeviceUnit) -> Vec<Chunk> {
         let mut chunks: Vec<_> = self.rows().iter().map(|&rows| Chunk { rows, start: None }).collect();
         if npu.graph.cache_write() == CacheWrite::SliceUpdate {
             let context = self.context(&limits(npu)).unwrap_or(0);
-            for cut in &self.cuts {
-                let EntryKind::Prefill(step) = cut.entry else { continue };
+            for boundary in &self.boundaries {
+                let EntryKind::Prefill(step) = boundary.entry else { continue };
                 let starts = (0..context).step_by((step as usize).max(1));
-                let starts = starts.take_while(|start| start + cut.rows <= context).take(FIXED_PLACES);
-                chunks.extend(starts.map(|start| Chunk { rows: cut.rows, start: Some(start) }));
+                let starts = starts.take_while(|start| start + boundary.rows <= context).take(FIXED_PLACES);
+                chunks.extend(starts.map(|start| Chunk { rows: boundary.rows, start: Some(start) }));
             }
         }
         chunks
@@ -290,37 +302,38 @@ impl CoreMlPart {
     /// Numbers of rows of its functions, those of the first entry point first.
     fn rows(&self) -> Vec<usize> {
         let mut seen = BTreeSet::new();
-        self.cuts.iter().map(|c| c.rows).filter(|r| seen.insert(*r)).collect()
+        self.boundaries.iter().map(|c| c.rows).filter(|r| seen.insert(*r)).collect()
     }
 
     /// Its functions, entry point by entry point; a head of several packages has several for each.
     ///
     /// # Errors
     /// Why it is no graph, for people.
-    pub fn graphs(&self, module: &Module, npu: &Unit) -> std::result::Result<Vec<StaticGraph>, String> {
+    pub fn graphs(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Vec<StaticGraph>, String> {
         let programs = self.outline(module, npu).map_err(|e| e.to_string())?;
         let chunks = self.chunks(npu);
-        let of = |cut: &Cut, program: &Program| -> Vec<StaticGraph> {
-            let any = self.rows().iter().position(|r| *r == cut.rows);
+        let of = |boundary: &SubgraphBoundary, program: &Program| -> Vec<StaticGraph> {
+            let any = self.rows().iter().position(|r| *r == boundary.rows);
             // Places of their own are for the chunks of prompts.
-            let fixed = chunks.iter().enumerate().filter(|(_, c)| c.start.is_some() && c.rows == cut.rows);
-            let fixed = fixed.map(|(i, _)| i).filter(|_| self.is_attention() && cut.entry.is_prefill());
+            let fixed =
+                chunks.iter().enumerate().filter(|(_, c)| c.start.is_some() && c.rows == boundary.rows);
+            let fixed = fixed.map(|(i, _)| i).filter(|_| self.is_attention() && boundary.entry.is_prefill());
             let functions = any.into_iter().chain(fixed).filter_map(|at| program.functions.get(at));
             let graph = |function: &Function| StaticGraph {
-                entry: cut.entry,
+                entry: boundary.entry,
                 package: path(&program.name),
                 function: function.name.clone(),
-                rows: cut.rows,
-                inputs: ports(function, &function.inputs),
-                outputs: ports(function, &function.outputs),
+                rows: boundary.rows,
+                inputs: tensors(function, &function.inputs),
+                outputs: tensors(function, &function.outputs),
                 stateful: !function.states.is_empty(),
             };
             functions.map(graph).collect()
         };
         Ok(self
-            .cuts
+            .boundaries
             .iter()
-            .flat_map(|cut| programs.iter().flat_map(|p| of(cut, p)).collect::<Vec<_>>())
+            .flat_map(|boundary| programs.iter().flat_map(|p| of(boundary, p)).collect::<Vec<_>>())
             .collect())
     }
 
@@ -363,7 +376,7 @@ impl CoreMlPart {
     }
 }
 
-fn ports(function: &Function, ids: &[crate::program::ValueId]) -> Vec<Port> {
+fn tensors(function: &Function, ids: &[crate::program::ValueId]) -> Vec<GraphTensor> {
     let values = ids.iter().filter_map(|id| function.values.get(id.index()));
-    values.map(|v| Port { name: v.name.clone(), shape: v.shape.clone() }).collect()
+    values.map(|v| GraphTensor { name: v.name.clone(), shape: v.shape.clone() }).collect()
 }

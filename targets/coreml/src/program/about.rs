@@ -23,7 +23,7 @@ const PORTS: &[(&str, &str)] = &[
 ];
 
 /// Meaning of a tensor of a name and a shape.
-pub(crate) fn port(name: &str, shape: &[usize]) -> Option<String> {
+pub(crate) fn tensor(name: &str, shape: &[usize]) -> Option<String> {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let (_, about) = PORTS.iter().find(|(known, _)| *known == stem)?;
     Some(format!("{about}; f16 {shape:?}"))

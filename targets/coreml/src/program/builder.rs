@@ -179,7 +179,7 @@ impl<'a> FunctionBuilder<'a> {
         self.one(op, &[("x", Arg::Value(x)), ("axes", Arg::Ints(vec![axis])), ("keep_dims", Arg::Bool(true))])
     }
 
-    /// `x · y` over the last two axes, with `y` transposed if asked.
+    /// `x · y` over the last two axes, with `y` transposed if requested.
     pub fn matmul(&mut self, x: ValueId, y: ValueId, transpose_y: bool) -> Result<ValueId> {
         self.one(
             OpKind::Matmul,

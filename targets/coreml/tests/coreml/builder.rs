@@ -2,7 +2,7 @@
 
 use half::f16;
 use moec_coreml::exec::{Data, ExecError, Executor, States, Tensor};
-use moec_coreml::package::proto::{self, Bound, Elements, Held, Kind};
+use moec_coreml::package::proto::{self, Bound, Elements, Kind, StoredValue};
 use moec_coreml::package::{Dtype, Package, PackageError, TensorType};
 use moec_ir::plan::FileRef;
 use moec_runtime::CheckLevel;
@@ -40,7 +40,7 @@ pub(crate) fn immediate(ty: &TensorType, elements: Elements) -> proto::Value {
     let tensor = Some(proto::TensorValue { elements: Some(elements) });
     proto::Value {
         r#type: Some(tensor_type(ty)),
-        held: Some(Held::Immediate(proto::ImmediateValue { tensor })),
+        held: Some(StoredValue::Immediate(proto::ImmediateValue { tensor })),
     }
 }
 
@@ -178,7 +178,7 @@ impl Builder {
         let file_name = "@model_path/weights/weight.bin".into();
         let value = proto::Value {
             r#type: Some(tensor_type(ty)),
-            held: Some(Held::Blob(proto::BlobFileValue { file_name, offset })),
+            held: Some(StoredValue::Blob(proto::BlobFileValue { file_name, offset })),
         };
         let outputs = vec![proto::NamedValueType { name: name.into(), r#type: Some(tensor_type(ty)) }];
         let attributes = BTreeMap::from([("val".to_owned(), value)]);

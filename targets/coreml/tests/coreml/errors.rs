@@ -76,7 +76,8 @@ fn no_path_leaves_the_package() {
         let block =
             functions.values_mut().flat_map(|f| f.block_specializations.values_mut()).next().expect("a body");
         let value = block.operations[0].attributes.get_mut("val").expect("a value");
-        value.held = Some(proto::Held::Blob(proto::BlobFileValue { file_name: path.into(), offset: 64 }));
+        value.held =
+            Some(proto::StoredValue::Blob(proto::BlobFileValue { file_name: path.into(), offset: 64 }));
         let error = refused(&Saved::new(&model, &weighted().weights));
         assert!(error.contains("outside of the package"), "`{path}`: {error}");
         if path.starts_with("@model_path//") {

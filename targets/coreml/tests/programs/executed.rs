@@ -63,8 +63,8 @@ fn packages_compute_what_their_programs_say() {
         assert!(findings.iter().all(|f| f.rule != "about"), "{}", program.name);
         assert_eq!(saved.about.description, program.description);
         assert!(saved.about.author.starts_with("moec") && !saved.about.version.is_empty());
-        let told = saved.program.described.values().flat_map(|d| d.inputs.iter().chain(&d.states));
-        assert!(told.clone().count() > 0 && told.into_iter().all(|f| f.about.contains("f16 [")));
+        let described = saved.program.described.values().flat_map(|d| d.inputs.iter().chain(&d.states));
+        assert!(described.clone().count() > 0 && described.into_iter().all(|f| f.about.contains("f16 [")));
         // Functions share the state, in both.
         let (mut states, mut exec_states) = (States::new(), exec::States::default());
         for function in &program.functions {

@@ -7,7 +7,7 @@ use moec_ir::Op;
 use moec_ir::eval::{self, Arg, Tensor};
 
 #[test]
-fn the_vocabulary_comes_in_parts_with_the_norm_in_front_if_asked() {
+fn the_vocabulary_comes_in_parts_with_the_norm_in_front_if_requested() {
     for (norm, center, entries, limits) in
         [(false, false, 0..100, ane()), (true, false, 0..100, padded()), (true, true, 16..90, ane())]
     {

@@ -2,7 +2,7 @@
 //!
 //! Core ML compiles a package before it loads it and leaves the result in a temporary folder; what it specialises for the
 //! Neural Engine it caches itself, by the path of the compiled package. So that path must stay the same: here it is
-//! `coreml/compiled/KEY.mlmodelc` in moec's cache folder, where KEY is a hash of the package's files and of the system.
+//! `coreml/compiled/KEY.mlmodelc` in moec's cache folder, where KEY is a hash of the package's files and of the operating system.
 //! Nothing is deleted; a folder without which moec compiles anew can be deleted by hand at any time.
 //!
 //! Reading gigabytes at every start to know KEY would cost more than it saves. The hash of the files is remembered under

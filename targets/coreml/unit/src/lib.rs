@@ -34,13 +34,13 @@ mod unit;
 
 use moec_runtime::Result;
 use moec_runtime::cli::Native;
-use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::accelerators::Executor;
 
-/// The family of units that this crate executes.
-pub const FAMILY: &str = "coreml";
+/// The backend of units that this crate executes.
+pub const BACKEND: &str = "coreml";
 
 /// This crate's unit, for the `run` of a bundle whose static graphs are executed here.
-pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &|_| open() };
+pub const NATIVE: Native<'static> = Native { backend: BACKEND, executor: &|_| open() };
 
 /// Core ML of this machine; `None` on systems without it.
 ///

@@ -42,7 +42,7 @@ struct Loaded {
 }
 
 // SAFETY: these are handles of Core ML's, Foundation's arrays and addresses. None is bound to the thread that made it, and
-// the mutex around them lets one thread at a time use them, as Apple asks for models and states.
+// the mutex around them lets one thread at a time use them, as Apple requests models and states.
 unsafe impl Send for Loaded {}
 
 /// A function of a package.
@@ -50,8 +50,8 @@ struct Graph {
     /// Package and function.
     name: String,
     model: Retained<MLModel>,
-    inputs: Vec<Port>,
-    outputs: Vec<Port>,
+    inputs: Vec<GraphTensor>,
+    outputs: Vec<GraphTensor>,
     /// Index of its package's states.
     states: Option<usize>,
     /// Last call; kept while callers come with the same memory.
@@ -59,7 +59,7 @@ struct Graph {
 }
 
 /// A tensor at the boundary.
-struct Port {
+struct GraphTensor {
     name: Retained<NSString>,
     label: String,
     shape: [u32; 4],
@@ -196,8 +196,8 @@ impl Graph {
             let (has, wants) = if g.stateful { ("no state", "one") } else { ("a state", "none") };
             return Err(refused(&name, format!("it has {has}, and the plan names {wants}")));
         }
-        let inputs = ports(&name, "takes", &g.inputs, &takes)?;
-        let outputs = ports(&name, "gives", &g.outputs, &gives)?;
+        let inputs = tensors(&name, "takes", &g.inputs, &takes)?;
+        let outputs = tensors(&name, "gives", &g.outputs, &gives)?;
         Ok(Self { name, model, inputs, outputs, states: None, call: None })
     }
 
@@ -208,7 +208,7 @@ impl Graph {
         inputs: &[&[f16]],
         outputs: &mut [&mut [f16]],
     ) -> Result<()> {
-        let sizes = |ports: &[Port]| ports.iter().map(|p| p.len).collect::<Vec<_>>();
+        let sizes = |tensors: &[GraphTensor]| tensors.iter().map(|p| p.len).collect::<Vec<_>>();
         let given: [Vec<usize>; 2] =
             [inputs.iter().map(|s| s.len()).collect(), outputs.iter().map(|s| s.len()).collect()];
         if given != [sizes(&self.inputs), sizes(&self.outputs)] {
@@ -238,10 +238,11 @@ impl Graph {
         };
         let result =
             result.map_err(|e| refused(&self.name, format!("Core ML does not run it: {}", said(&e))))?;
-        for ((port, backing), to) in self.outputs.iter().zip(&call.backings).zip(outputs) {
-            port.collect(&result, backing, to).map_err(|why| refused(&self.name, why))?;
+        for ((tensor, backing), to) in self.outputs.iter().zip(&call.backings).zip(outputs) {
+            tensor.collect(&result, backing, to).map_err(|why| refused(&self.name, why))?;
             if let Some(at) = strides::overflow(to) {
-                let why = format!("element {at} of `{}` is {}, which f16 does not hold", port.label, to[at]);
+                let why =
+                    format!("element {at} of `{}` is {}, which f16 does not hold", tensor.label, to[at]);
                 return Err(refused(&self.name, why));
             }
         }
@@ -251,8 +252,8 @@ impl Graph {
     /// Wraps the memory of a call: inputs, then outputs.
     fn wrap(&self, memory: &[NonNull<f16>], places: Vec<usize>) -> Result<Call> {
         let failed = |what: &str, e: &NSError| refused(&self.name, format!("{what}: {}", said(e)));
-        let wrapped = |port: &Port, at: &NonNull<f16>| {
-            port.array(*at).map_err(|e| failed(&format!("Core ML does not take `{}`", port.label), &e))
+        let wrapped = |tensor: &GraphTensor, at: &NonNull<f16>| {
+            tensor.array(*at).map_err(|e| failed(&format!("Core ML does not take `{}`", tensor.label), &e))
         };
         let (given, wanted) = memory.split_at(self.inputs.len());
         let arrays = self.inputs.iter().zip(given).map(|(p, at)| wrapped(p, at));
@@ -282,16 +283,16 @@ impl Graph {
     }
 }
 
-impl Port {
-    fn new(port: &plan::Port) -> Option<Self> {
-        let steps = strides::dense(port.shape)?;
+impl GraphTensor {
+    fn new(tensor: &plan::GraphTensor) -> Option<Self> {
+        let steps = strides::dense(tensor.shape)?;
         let numbers = |n: [usize; 4]| NSArray::from_retained_slice(&n.map(NSNumber::new_usize));
         Some(Self {
-            name: NSString::from_str(&port.name),
-            label: port.name.clone(),
-            shape: port.shape,
-            len: port.elements(),
-            axes: numbers(port.shape.map(|n| n as usize)),
+            name: NSString::from_str(&tensor.name),
+            label: tensor.name.clone(),
+            shape: tensor.shape,
+            len: tensor.elements(),
+            axes: numbers(tensor.shape.map(|n| n as usize)),
             steps: numbers(steps),
         })
     }
@@ -350,30 +351,31 @@ impl Port {
     }
 }
 
-/// The ports of a function, if it has them and no others.
-fn ports(
+/// The tensors of a function, if it has them and no others.
+fn tensors(
     graph: &str,
     verb: &str,
-    wanted: &[plan::Port],
+    wanted: &[plan::GraphTensor],
     found: &NSDictionary<NSString, MLFeatureDescription>,
-) -> Result<Vec<Port>> {
+) -> Result<Vec<GraphTensor>> {
     if found.len() != wanted.len() {
         let why = format!("it {verb} {} tensors, and the plan names {}", found.len(), wanted.len());
         return Err(refused(graph, why));
     }
-    let all = wanted.iter().map(|port| {
-        let wants = || format!("`{}`, f16 {:?}", port.name, port.shape);
-        let description = found.objectForKey(&NSString::from_str(&port.name));
+    let all = wanted.iter().map(|tensor| {
+        let wants = || format!("`{}`, f16 {:?}", tensor.name, tensor.shape);
+        let description = found.objectForKey(&NSString::from_str(&tensor.name));
         // SAFETY: properties of a description.
         let constraint = description.and_then(|d| unsafe { d.multiArrayConstraint() });
         let constraint = constraint.ok_or_else(|| refused(graph, format!("it {verb} no {}", wants())))?;
         // SAFETY: as above.
         let (shape, kind) = unsafe { (constraint.shape(), constraint.dataType()) };
-        let exact = same(&shape, port.shape) && kind == MLMultiArrayDataType::Float16;
-        let port_of = Port::new(port).filter(|_| exact);
+        let exact = same(&shape, tensor.shape) && kind == MLMultiArrayDataType::Float16;
+        let port_of = GraphTensor::new(tensor).filter(|_| exact);
         port_of.ok_or_else(|| {
             let shape: Vec<isize> = shape.iter().map(|n| n.as_isize()).collect();
-            let why = format!("it {verb} `{}` as {shape:?}, type {:#x}, not {}", port.name, kind.0, wants());
+            let why =
+                format!("it {verb} `{}` as {shape:?}, type {:#x}, not {}", tensor.name, kind.0, wants());
             refused(graph, why)
         })
     });
@@ -385,12 +387,12 @@ fn same(found: &NSArray<NSNumber>, shape: [u32; 4]) -> bool {
     found.len() == shape.len() && found.iter().zip(shape).all(|(n, want)| n.as_isize() == want as isize)
 }
 
-/// Objects under the names of ports.
+/// Objects under the names of tensors.
 fn dictionary<T: Message + AsRef<AnyObject>>(
-    ports: &[Port],
+    tensors: &[GraphTensor],
     objects: &[Retained<T>],
 ) -> Retained<NSDictionary<NSString, AnyObject>> {
-    let names: Vec<&NSString> = ports.iter().map(|p| &*p.name).collect();
+    let names: Vec<&NSString> = tensors.iter().map(|p| &*p.name).collect();
     let objects: Vec<&AnyObject> = objects.iter().map(|o| (**o).as_ref()).collect();
     NSDictionary::from_slices(&names, &objects)
 }

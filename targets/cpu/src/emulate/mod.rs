@@ -1,4 +1,4 @@
-//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the system sends `SIGILL`, and
+//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the operating system sends `SIGILL`, and
 //! the handler below executes it. For reading artifacts back and for tests; a trap per instruction takes
 //! microseconds where the hardware takes nanoseconds.
 //!
@@ -16,7 +16,7 @@ pub enum EmulateError {
     /// Another system or architecture.
     #[error("AMX is emulated on x86-64 Linux only")]
     System,
-    /// The system refuses the signal handler.
+    /// The operating system refuses the signal handler.
     #[error("the handler of illegal instructions cannot be set")]
     Handler(#[source] std::io::Error),
 }

@@ -43,7 +43,7 @@ const REGISTERS: [libc::c_int; 16] = [
 /// Emulates from now on, in every thread; again is harmless.
 ///
 /// # Errors
-/// [`EmulateError::Handler`] if the system refuses.
+/// [`EmulateError::Handler`] if the operating system refuses.
 pub fn install() -> Result<(), EmulateError> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _one = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ pub fn install() -> Result<(), EmulateError> {
         before.assume_init()
     };
     // The old one must be known before the handler can run. The answer is remembered by the standard
-    // library: asked for here, the handler only reads it.
+    // library: requested here, the handler only reads it.
     let _ = BEFORE.set(before);
     let _ = std::arch::is_x86_feature_detected!("avx512f");
     // The same holds for the decoder's tables.
@@ -82,7 +82,7 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
     let context_of = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: the registers are those of an instruction that this CPU has refused.
     if unsafe { step(&mut context_of.uc_mcontext.gregs) }.is_err() {
-        // SAFETY: exactly what the system has given.
+        // SAFETY: exactly what the operating system has given.
         unsafe { pass_on(signal, info, context) };
     }
 }
@@ -94,7 +94,7 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// accessed as the instruction would.
 unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     let at = registers[libc::REG_RIP as usize] as usize;
-    // SAFETY: the CPU has read the instruction from there. Pages are readable as a whole, and the next one is asked for
+    // SAFETY: the CPU has read the instruction from there. Pages are readable as a whole, and the next one is requested
     // only where the instruction reaches into it.
     let bytes = |count: usize| unsafe { std::slice::from_raw_parts(at as *const u8, count) };
     let found = match decode(bytes(LONGEST.min(PAGE - at % PAGE))) {
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn every_thread_has_its_tiles() {
-        // Where there are tiles, the system must be asked before they are used.
+        // Where there are tiles, the operating system must be asked before they are used.
         let _ = moec_runtime::platform::cpu::missing(&["amx-tile"]);
         std::thread::scope(|scope| {
             for t in 0..4u8 {
@@ -251,7 +251,7 @@ mod tests {
         static SEEN: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         unsafe extern "C" fn skip(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
             SEEN.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            // SAFETY: the system gives a `ucontext_t`.
+            // SAFETY: the operating system gives a `ucontext_t`.
             unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize] += 2 };
         }
         // A process of its own, since a process has one handler.

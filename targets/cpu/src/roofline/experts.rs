@@ -82,7 +82,7 @@ fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsuppo
         ],
         outputs: vec![&x],
         residual_ld: None,
-        apart: false,
+        one_row_per_sequence: false,
         tied: false,
     };
     let mut specs: Vec<KernelSpec> = Vec::new();
@@ -103,7 +103,7 @@ fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsuppo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::Compute;
+    use moec_codegen::ComputeType;
     use moec_codegen::spec::ExpertGateUp;
     use moec_device::Device;
 
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn the_kernels_are_those_of_a_batch() {
-        for (name, compute) in [("sapphire-rapids", Compute::Bf16), ("x86-64-v3", Compute::F32)] {
+        for (name, compute) in [("sapphire-rapids", ComputeType::Bf16), ("x86-64-v3", ComputeType::F32)] {
             let target = target(name);
             let kernels = kernels(&target, EXPERTS).expect("experts have kernels");
             let kinds: Vec<_> = kernels.iter().map(KernelSpec::kind).collect();
             assert_eq!(kinds, ["expert_gate_up", "expert_down"], "{name}");
             assert!(kernels.iter().all(|k| k.compute() == Some(compute)), "{name}: {kernels:?}");
-            // Every expert meets one row, and all matrices are counted.
+            // Every expert computes one row, and all matrices are counted.
             let loads: Vec<_> = kernels.iter().filter_map(|k| target.load(k, EXPERTS)).collect();
             assert!(loads.iter().all(|l| (l.matrices, l.rows) == (EXPERTS, 1)), "{name}: {loads:?}");
             assert_eq!(loads.iter().map(|l| l.k * l.n).sum::<usize>(), WEIGHTS, "{name}");
@@ -127,7 +127,7 @@ mod tests {
             let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &kernels[0] else {
                 unreachable!("by its kind")
             };
-            assert_eq!(out.form, compute, "{name}");
+            assert_eq!(out.compute, compute, "{name}");
         }
     }
 

@@ -8,7 +8,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod experts;
-mod threads;
+mod gpu;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -18,7 +18,7 @@ use aarch64::{LOOPS, READS};
 use x86::{LOOPS, READS};
 
 pub use experts::measure_experts;
-pub use threads::{ThreadRates, measure_threads};
+pub use gpu::{GpuRates, measure_gpu};
 
 use moec_runtime::platform::cpu;
 use moec_runtime::sync::pool::Pool;
@@ -103,7 +103,7 @@ impl Roofline {
 /// Takes a few seconds, and 256 MiB of memory per thread.
 ///
 /// # Errors
-/// The system starts no threads.
+/// The operating system starts no threads.
 pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Result<Roofline> {
     let threads = threads.max(1);
     let has = |features: &[&str]| cpu::missing(features).is_empty();
@@ -118,7 +118,7 @@ pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Resu
         peaks.push(PeakRate { format: l.format, instruction: l.instruction, gops });
         tick(l.instruction);
     }
-    // Every page has a frame of its own: the system shares those that were never written.
+    // Every page has a frame of its own: the operating system shares those that were never written.
     let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
     let read = |memory: &[Vec<u8>]| {
         let best = READS.iter().filter(|r| has(r.features)).map(|r| {

@@ -179,7 +179,7 @@ static TILES: TileConfig = {
 macro_rules! loop_tiles {
     ($name:ident, $op:literal) => {
         /// # Safety
-        /// The CPU has the instruction, and the system lets this process use tiles.
+        /// The CPU has the instruction, and the operating system lets this process use tiles.
         unsafe fn $name(turns: u64) {
             // SAFETY: reads the configuration; else registers only. Tiles are released.
             unsafe {

@@ -2,7 +2,7 @@
 
 use crate::machines::sapphire_rapids;
 use moec_codegen::spec::{Attention, Linear};
-use moec_codegen::{Compute, KernelSpec, Schedule, assembly, packed_words};
+use moec_codegen::{ComputeType, KernelSpec, Schedule, assembly, packed_words};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
 
@@ -35,7 +35,7 @@ fn loops(assembly: &str) -> Vec<Vec<&str>> {
 #[test]
 fn four_loads_for_four_products_and_no_spill() {
     let (k, n) = (2048, 64);
-    let compute = Compute::Bf16;
+    let compute = ComputeType::Bf16;
     let spec = KernelSpec::Linear(Linear {
         k,
         n,
@@ -71,7 +71,7 @@ fn both_products_of_attention_are_on_tiles() {
     let (scale, window, sinks, v_from_k) = (0.1, None, false, false);
     let desc =
         AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
-    let (cache, compute, q_ld) = (Format::Bf16, Compute::Bf16, heads * qk_dim);
+    let (cache, compute, q_ld) = (Format::Bf16, ComputeType::Bf16, heads * qk_dim);
     let attention = |rows| {
         let desc = desc.clone();
         let spec = KernelSpec::Attention(Attention {

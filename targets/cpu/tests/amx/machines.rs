@@ -2,7 +2,7 @@
 
 use crate::harness::PRODUCTS;
 use moec_codegen::spec::Attention;
-use moec_codegen::{Compute, KernelSpec, Machine};
+use moec_codegen::{ComputeType, KernelSpec, Machine};
 use moec_cpu::emulate;
 use moec_testing::SAPPHIRE_RAPIDS;
 
@@ -44,7 +44,7 @@ pub(crate) fn machines() -> Vec<Machine> {
 pub(crate) fn wanted(spec: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
     let turn = case / PRODUCTS.len() + case % PRODUCTS.len() + place;
     let attention =
-        matches!(spec, KernelSpec::Attention(Attention { compute: Compute::Bf16, rows: 2.., .. }));
-    let tiles = attention || spec.compute() == Some(Compute::Bf16);
+        matches!(spec, KernelSpec::Attention(Attention { compute: ComputeType::Bf16, rows: 2.., .. }));
+    let tiles = attention || spec.compute() == Some(ComputeType::Bf16);
     tiles && (moec_testing::all() || turn.is_multiple_of(of))
 }

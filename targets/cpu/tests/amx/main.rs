@@ -25,7 +25,7 @@ mod matrix;
 mod schedules;
 
 /// GPU kernels meet the cases where these stand.
-mod threads {
+mod gpu_kernels {
     /// No test here uses a GPU.
     pub(crate) const fn on_gpu() -> bool {
         false

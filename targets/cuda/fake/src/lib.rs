@@ -1,12 +1,12 @@
 //! A library that answers as NVIDIA's driver does, and executes kernels on the host ([`moec_ptx`]): for tests of what calls one.
 //!
-//! A test puts it under the name `libcuda.so.1` where the loader looks. It has one card, whose work is done when a call returns. Variables
+//! A test puts it under the name `libcuda.so.1` where the loader looks. It has one GPU, whose work is done when a call returns. Variables
 //! change it:
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `MOEC_FAKE_LOG` | file that every call is written to, a line each |
-//! | `MOEC_FAKE_CARDS` | `0`: there is no card |
+//! | `MOEC_FAKE_GPUS` | `0`: there is no GPU |
 //! | `MOEC_FAKE_SM` | its generation, 90 if nothing is said |
 //! | `MOEC_FAKE_FREE` | bytes that are free, 64 MiB if nothing is said |
 //! | `MOEC_FAKE_REFUSE` | `FUNCTION=NUMBER`: what gives that error |
@@ -77,16 +77,16 @@ macro_rules! driver {
 driver! {
     cuInit(_flags: c_uint) { note("cuInit", "") }
     cuDeviceGetCount(count: *mut c_int) {
-        let cards = c_int::from(state::number("MOEC_FAKE_CARDS", 1) > 0);
+        let gpus = c_int::from(state::number("MOEC_FAKE_GPUS", 1) > 0);
         // SAFETY: as above.
-        unsafe { give("cuDeviceGetCount", "", count, cards) }
+        unsafe { give("cuDeviceGetCount", "", count, gpus) }
     }
     cuDeviceGet(device: *mut c_int, _index: c_int) {
         // SAFETY: as above.
         unsafe { give("cuDeviceGet", "", device, 0) }
     }
     cuDeviceGetName(name: *mut c_char, bytes: c_int, _device: c_int) {
-        let text = c"A card that is made up".to_bytes_with_nul();
+        let text = c"A GPU that is made up".to_bytes_with_nul();
         for (i, c) in text.iter().take(bytes.max(0) as usize).enumerate() {
             // SAFETY: as above.
             unsafe { name.add(i).write(*c as c_char) };
@@ -251,7 +251,7 @@ driver! {
     }
 }
 
-/// Does what was asked for, unless it refuses.
+/// Does what was requested, unless it refuses.
 fn done(status: Status, work: impl FnOnce(&mut State) -> Option<()>) -> Status {
     if status != SUCCESS {
         return status;

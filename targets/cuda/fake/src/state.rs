@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-/// The first address of the card's memory: no process has its own there.
+/// The first address of the GPU's memory: no process has its own there.
 const FIRST: u64 = 0x2_0000_0000;
 /// Between two memories.
 const APART: u64 = 1 << 20;
@@ -52,7 +52,7 @@ pub(crate) fn number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Writes down what was asked. Gives the error that this function is to give, 0 for none.
+/// Writes down the call. Gives the error that this function is to give, 0 for none.
 pub(crate) fn note(function: &str, what: &str) -> c_int {
     if let Some(path) = std::env::var_os("MOEC_FAKE_LOG")
         && let Ok(mut log) = std::fs::OpenOptions::new().create(true).append(true).open(path)
@@ -73,7 +73,7 @@ impl State {
             self.memory = Memory::new(&empty()?).ok();
         }
         let at = self.next;
-        let buffer = self.memory.as_mut()?.add_at("the card's memory", at, bytes)?;
+        let buffer = self.memory.as_mut()?.add_at("the GPU's memory", at, bytes)?;
         self.taken.push((at, bytes, buffer));
         self.next = (at + bytes as u64 + APART).next_multiple_of(APART);
         Some(at)
@@ -105,7 +105,7 @@ impl State {
         for (at, bytes, held) in &mut self.taken {
             let mut copy = vec![0; *bytes];
             let old = self.memory.as_ref().and_then(|m| m.read(*held, 0, &mut copy));
-            let new = memory.add_at("the card's memory", *at, *bytes).filter(|_| old.is_some());
+            let new = memory.add_at("the GPU's memory", *at, *bytes).filter(|_| old.is_some());
             *held = new.ok_or("the memory is lost")?;
             memory.write(*held, 0, &copy);
         }

@@ -244,7 +244,7 @@ specials! {
     BlocksX "%nctaid.x" 32,
     BlocksY "%nctaid.y" 32,
     BlocksZ "%nctaid.z" 32,
-    Lane "%laneid" 32,
+    PoolThread "%laneid" 32,
     Warp "%warpid" 32,
     Warps "%nwarpid" 32,
     MaskEqual "%lanemask_eq" 32,
@@ -275,7 +275,7 @@ pub(crate) struct Kernel {
     pub(crate) shared: u32,
     /// Bytes that a thread has of its own.
     pub(crate) local: u32,
-    /// Threads of a block that the kernel asks for, and the most that it takes.
+    /// Threads of a block that the kernel requires, and the most that it takes.
     pub(crate) threads: Option<[u32; 3]>,
     pub(crate) max_threads: Option<[u32; 3]>,
 }

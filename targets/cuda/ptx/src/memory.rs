@@ -20,7 +20,7 @@ const GAP: u64 = 4096;
 pub struct Buffer(usize);
 
 /// A buffer's bytes, in words that threads change one by one.
-pub(crate) struct Held {
+pub(crate) struct BufferBytes {
     pub(crate) name: String,
     pub(crate) first: u64,
     pub(crate) bytes: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Held {
 ///
 /// Every buffer begins at a multiple of 256, with at least 4096 bytes before it that belong to none.
 pub struct Memory {
-    held: Vec<Held>,
+    held: Vec<BufferBytes>,
     /// The buffers of the module's variables, by their index; none of shared ones.
     variables: Vec<(String, Option<Buffer>)>,
     next: u64,
@@ -68,7 +68,7 @@ impl Memory {
         });
         let words = words.collect();
         let (first, length) = (self.next, bytes.len() as u64);
-        self.held.push(Held { name: name.to_owned(), first, bytes: length, read_only, words });
+        self.held.push(BufferBytes { name: name.to_owned(), first, bytes: length, read_only, words });
         self.next = (first + length + GAP).next_multiple_of(ALIGN);
         Buffer(self.held.len() - 1)
     }
@@ -127,7 +127,7 @@ impl Memory {
     }
 
     /// A buffer that has so many bytes from byte `at` on.
-    fn range(&self, buffer: Buffer, at: u64, bytes: usize) -> Option<&Held> {
+    fn range(&self, buffer: Buffer, at: u64, bytes: usize) -> Option<&BufferBytes> {
         let held = self.held.get(buffer.0)?;
         at.checked_add(bytes as u64).filter(|&end| end <= held.bytes)?;
         Some(held)
@@ -164,7 +164,7 @@ impl Memory {
         address: u64,
         bytes: u64,
         last: &mut usize,
-    ) -> Result<(&Held, u64), Option<&Held>> {
+    ) -> Result<(&BufferBytes, u64), Option<&BufferBytes>> {
         if let Some(held) = self.held.get(*last)
             && address >= held.first
             && address - held.first < held.bytes
@@ -180,7 +180,7 @@ impl Memory {
     }
 
     /// A word of 2, 4 or 8 bytes is changed at once; what it was.
-    pub(crate) fn change(&self, held: &Held, at: u64, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
+    pub(crate) fn change(&self, held: &BufferBytes, at: u64, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
         if bytes == 4 {
             let word = &held.words[at as usize / 4];
             let found = word.fetch_update(Relaxed, Relaxed, |old| Some(f(u64::from(old)) as u32));
@@ -194,7 +194,7 @@ impl Memory {
     }
 }
 
-impl Held {
+impl BufferBytes {
     /// Up to eight bytes, aligned.
     pub(crate) fn load(&self, at: u64, bytes: u32) -> u64 {
         let word = |i: usize| u64::from(self.words[i].load(Relaxed));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_has_the_address_that_is_asked_for() {
+    fn a_buffer_has_the_address_that_is_requested() {
         let mut memory = memory();
         let first = memory.add("a", &[1; 10]);
         let buffer = memory.add_at("b", 1 << 40, 300).unwrap();

@@ -52,7 +52,7 @@ pub(crate) fn values(variable: &Variable) -> Result<Vec<u8>, Fault> {
             (value, ty) => {
                 return wrong(
                     format!("`{value}` is not a value of .{}", ty.name()),
-                    "write it as the type asks",
+                    "write it as the type requires",
                 )
                 .map_err(declared);
             }

@@ -15,7 +15,7 @@ pub(crate) type Handle = *mut c_void;
 /// The library's name.
 pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// Numbers of errors, and of what is asked for.
+/// Numbers of errors, and of what is requested.
 pub(crate) mod code {
     use super::{Status, c_int, c_uint};
 
@@ -32,7 +32,7 @@ pub(crate) mod code {
     /// Clock in kHz, and width in bits.
     pub(crate) const MEMORY: [c_int; 2] = [36, 37];
     /// Multiprocessors, and their clock in kHz.
-    pub(crate) const PROCESSORS: [c_int; 2] = [16, 13];
+    pub(crate) const MULTIPROCESSORS: [c_int; 2] = [16, 13];
 
     /// Options of the assembler.
     pub(crate) const ERROR_LOG: c_uint = 5;

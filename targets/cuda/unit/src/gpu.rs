@@ -2,21 +2,21 @@
 //!
 //! Kernels are launched in their order, those between two copies together, and waited for where a step needs their results;
 //! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: the code that brings it does. Machine code
-//! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
+//! of the bundle is taken where the GPU is of its generation and the driver accepts it, else its text. What is refused is said by
 //! name, with what helps.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "addresses of a device have 64 bits, as those of its host"
 )]
 
-use crate::FAMILY as NAME;
+use crate::BACKEND as NAME;
 use crate::api::code;
-use crate::card::{Card, Image, Kernel, Lane as Copies, Refusal};
+use crate::device::{CopyStream as Copies, GpuDevice, Image, Kernel, Refusal};
 use crate::text::{self, Artifact};
-use moec_ir::plan::{Builtin, ThreadKernel};
+use moec_ir::plan::{Builtin, GpuKernel};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
-use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Error, Result};
 use std::ffi::CString;
@@ -30,14 +30,14 @@ const BUG: &str =
     "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
 /// Remedy where the driver does not help.
 const EMULATE: &str =
-    "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
+    "run the bundle on a machine with such a GPU, or emulate the unit with `moec run BUNDLE --emulate …`";
 
-/// Opens the first card of this machine, for what is called `unit`.
+/// Opens the first GPU of this machine, for what is called `unit`.
 ///
 /// # Errors
-/// [`Error::Machine`]: no driver, no card, a driver that does not start.
-pub fn open(unit: &str) -> Result<Card> {
-    let opened = Card::open().map_err(|why| {
+/// [`Error::Machine`]: no driver, no GPU, a driver that does not start.
+pub fn open(unit: &str) -> Result<GpuDevice> {
+    let opened = GpuDevice::open().map_err(|why| {
         Error::unit(unit, format!("no NVIDIA driver found ({why})"))
             .with_hint(format!("install NVIDIA's driver; or {EMULATE}"))
     })?;
@@ -46,7 +46,7 @@ pub fn open(unit: &str) -> Result<Card> {
 
 fn not_open(unit: &str, refusal: &Refusal) -> Error {
     let why = match refusal.status {
-        code::NO_DEVICE => "there is no card that NVIDIA's driver knows".to_owned(),
+        code::NO_DEVICE => "there is no GPU that NVIDIA's driver knows".to_owned(),
         _ => format!("NVIDIA's driver does not start: {refusal}"),
     };
     Error::unit(unit, why).with_hint(EMULATE)
@@ -55,11 +55,11 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
 /// A GPU of this machine.
 pub struct Gpu {
     name: String,
-    /// For copies beside the steps. It is given back before the card.
+    /// For copies beside the steps. It is given back before the GPU.
     beside: Mutex<Copies>,
-    card: Mutex<Card>,
+    device: Mutex<GpuDevice>,
     /// By index of the plan's launches.
-    kernels: Vec<Option<(Kernel, ThreadKernel)>>,
+    kernels: Vec<Option<(Kernel, GpuKernel)>>,
     limit: Duration,
     /// Whether the kernels are the bundle's machine code.
     assembled: bool,
@@ -68,26 +68,26 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the first card of this machine, for the unit of that name.
+    /// Opens the first GPU of this machine, for the unit of that name.
     ///
     /// # Errors
-    /// [`Error::Machine`]: no driver, or no card.
+    /// [`Error::Machine`]: no driver, or no GPU.
     pub fn open(unit: &str) -> Result<Self> {
-        open(unit).and_then(|card| Self::of(card, unit, LIMIT))
+        open(unit).and_then(|device| Self::of(device, unit, LIMIT))
     }
 
     #[cfg(test)]
     pub(crate) fn with(api: &crate::api::Api, unit: &str, limit: Duration) -> Result<Self> {
-        let card = Card::with(api).map_err(|refusal| not_open(unit, &refusal));
-        card.and_then(|card| Self::of(card, unit, limit))
+        let device = GpuDevice::with(api).map_err(|refusal| not_open(unit, &refusal));
+        device.and_then(|device| Self::of(device, unit, limit))
     }
 
-    fn of(card: Card, unit: &str, limit: Duration) -> Result<Self> {
-        let beside = card.lane().map_err(|refusal| not_open(unit, &refusal))?;
+    fn of(device: GpuDevice, unit: &str, limit: Duration) -> Result<Self> {
+        let beside = device.copy_stream().map_err(|refusal| not_open(unit, &refusal))?;
         Ok(Self {
             name: unit.to_owned(),
             beside: Mutex::new(beside),
-            card: Mutex::new(card),
+            device: Mutex::new(device),
             kernels: Vec::new(),
             limit,
             assembled: false,
@@ -95,8 +95,8 @@ impl Gpu {
         })
     }
 
-    /// Name of the card, as its maker has it.
-    pub fn card(&self) -> String {
+    /// Name of the GPU, as its maker has it.
+    pub fn device_name(&self) -> String {
         self.lock().name()
     }
 
@@ -105,21 +105,20 @@ impl Gpu {
         self.assembled
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Card> {
-        self.card.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, GpuDevice> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refused(&self, refusal: &Refusal, hint: &str) -> Error {
         Error::unit(&self.name, refusal).with_hint(hint.to_owned())
     }
 
-    /// A card without so many bytes.
-    fn few(&self, card: &Card, bytes: u64, how: &str) -> Error {
-        let (free, name) = (room(card), card.name());
+    /// A GPU without so many bytes.
+    fn few(&self, device: &GpuDevice, bytes: u64, how: &str) -> Error {
+        let (free, name) = (room(device), device.name());
         let why = format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`");
-        Error::unit(&self.name, why).with_hint(
-            "end what else uses the card; or place less there under `[placement]`, and build again",
-        )
+        Error::unit(&self.name, why)
+            .with_hint("end what else uses the GPU; or place less there under `[placement]`, and build again")
     }
 
     /// Error of a kernel, or a copy, that was waited for.
@@ -136,38 +135,38 @@ impl Gpu {
         Error::unit(&self.name, why).with_hint(BUG)
     }
 
-    /// Refuses a card that is older than the kernels. Gives the generations: the kernels', and the card's.
-    fn check_generation(&self, card: &Card, artifact: &Artifact) -> Result<[u32; 2]> {
+    /// Refuses a GPU that is older than the kernels. Gives the generations: the kernels', and the GPU's.
+    fn check_generation(&self, device: &GpuDevice, artifact: &Artifact) -> Result<[u32; 2]> {
         let wanted = artifact.generation().and_then(|g| g.strip_prefix("sm_")?.parse::<u32>().ok());
         let wanted = wanted.ok_or_else(|| {
             Error::plan(format!("`{}` does not say for which generation it is", artifact.path))
         })?;
-        let here = card.generation().map_err(|e| self.refused(&e, EMULATE))?;
+        let here = device.generation().map_err(|e| self.refused(&e, EMULATE))?;
         if wanted <= here {
             return Ok([wanted, here]);
         }
         Err(Error::unit(
             &self.name,
-            format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
+            format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", device.name()),
         )
         .with_hint(format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one")))
     }
 
-    /// Loads the kernels: machine code where the card runs it and the driver takes it, else the text. Gives which.
-    fn load_kernels(&self, card: &mut Card, artifact: Artifact) -> Result<bool> {
-        let [wanted, here] = self.check_generation(card, &artifact)?;
+    /// Loads the kernels: machine code where the GPU runs it and the driver takes it, else the text. Gives which.
+    fn load_kernels(&self, device: &mut GpuDevice, artifact: Artifact) -> Result<bool> {
+        let [wanted, here] = self.check_generation(device, &artifact)?;
         let zero = |_| Error::plan("a zero byte in a text");
         let text = CString::new(artifact.text).map_err(zero)?;
         // Code runs on its generation, and on later ones of the same first digit.
         let code = artifact.code.filter(|code| wanted / 10 == here / 10 && text::is_whole(code));
-        if code.is_some_and(|code| card.load(Image::Code(&code)).is_ok()) {
+        if code.is_some_and(|code| device.load(Image::Code(&code)).is_ok()) {
             return Ok(true);
         }
-        card.load(Image::Text(&text)).map_err(|e| {
+        device.load(Image::Text(&text)).map_err(|e| {
             let hint = match e.status {
                 code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels are written for that of CUDA 11.8 or newer",
                 code::INVALID_PTX | code::NO_BINARY_FOR_GPU => {
-                    "build the bundle again for the card's generation; if that does not help, this is a bug of moec"
+                    "build the bundle again for the GPU's generation; if that does not help, this is a bug of moec"
                 }
                 _ => EMULATE,
             };
@@ -179,7 +178,7 @@ impl Gpu {
     /// Refuses everything once something was lost.
     fn sound(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |why| {
-            let hint = "check the card with `nvidia-smi`".to_owned();
+            let hint = "check the GPU with `nvidia-smi`".to_owned();
             Err(Error::unit(&self.name, format!("a copy failed: {why}")).with_hint(hint))
         })
     }
@@ -192,17 +191,17 @@ impl Gpu {
         let rows = u32::try_from(launch.n).unwrap_or(u32::MAX);
         let blocks = of.launch.blocks(rows).ok_or_else(|| failed(format!("no grid for {rows} rows")))?;
         let addresses: Vec<u64> = launch.args.iter().map(|at| at.ptr().addr() as u64).collect();
-        let mut card = self.lock();
-        if let Some(at) = addresses.iter().position(|&at| !card.holds(at, 1)) {
+        let mut device = self.lock();
+        if let Some(at) = addresses.iter().position(|&at| !device.holds(at, 1)) {
             return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
         }
-        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the card's memory as long as the unit has it.
-        unsafe { card.queue(*kernel, blocks, of.launch.block, &addresses, rows) };
+        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the GPU's memory as long as the unit has it.
+        unsafe { device.queue(*kernel, blocks, of.launch.block, &addresses, rows) };
         Ok(())
     }
 }
 
-impl Unit for Gpu {
+impl ComputeUnit for Gpu {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -217,8 +216,8 @@ impl Unit for Gpu {
             let (unit, kernel) = (self.name.clone(), of.symbol.clone());
             artifact.check(of).map_err(|why| Error::kernel(unit, kernel, why))?;
         }
-        let mut card = self.lock();
-        let assembled = self.load_kernels(&mut card, artifact)?;
+        let mut device = self.lock();
+        let assembled = self.load_kernels(&mut device, artifact)?;
         let mut kernels = Vec::with_capacity(program.launches.len());
         for of in &program.launches {
             if of.unit != index {
@@ -227,21 +226,23 @@ impl Unit for Gpu {
             }
             let symbol =
                 CString::new(of.symbol.clone()).map_err(|_| Error::plan("a zero byte in a symbol"))?;
-            let kernel = card.kernel(&symbol).map_err(|e| self.refused(&e, "build the bundle again"))?;
+            let kernel = device.kernel(&symbol).map_err(|e| self.refused(&e, "build the bundle again"))?;
             kernels.push(Some((kernel, of.clone())));
         }
-        drop(card);
+        drop(device);
         (self.kernels, self.assembled) = (kernels, assembled);
         Ok(())
     }
 
     fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
-        let mut card = self.lock();
-        if room(&card) < bytes {
-            return Err(self.few(&card, bytes, ""));
+        let mut device = self.lock();
+        if room(&device) < bytes {
+            return Err(self.few(&device, bytes, ""));
         }
-        let at = match card.take(usize::try_from(bytes).unwrap_or(usize::MAX).max(1)) {
-            Err(e) if e.status == code::OUT_OF_MEMORY => return Err(self.few(&card, bytes, " in one piece")),
+        let at = match device.take(usize::try_from(bytes).unwrap_or(usize::MAX).max(1)) {
+            Err(e) if e.status == code::OUT_OF_MEMORY => {
+                return Err(self.few(&device, bytes, " in one piece"));
+            }
             taken => taken.map_err(|e| self.refused(&e, EMULATE))?,
         };
         Ok(Some(Addr::read_only(std::ptr::without_provenance(at as usize))))
@@ -255,11 +256,11 @@ impl Unit for Gpu {
         }
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         let done = match launch.code {
             Code::Builtin(Builtin::Launch { kernel }) => self.launch(kernel, launch),
             Code::Builtin(builtin) => {
-                // SAFETY: the caller's promise; the unit has one lane.
+                // SAFETY: the caller's promise; the unit has one thread.
                 if unsafe { unit::copied(&Copier(self, launch), launch) } {
                     Ok(())
                 } else {
@@ -288,22 +289,22 @@ impl Unit for Gpu {
 }
 
 /// Direction of a copy.
-enum Way {
+enum Direction {
     To(u64),
     From(u64),
     Within([u64; 2]),
 }
 
 impl Gpu {
-    /// Direction of a copy, which has one end in the card's memory at least.
-    fn way(&self, card: &Card, from: Addr, to: Addr, bytes: usize) -> Result<Way> {
+    /// Direction of a copy, which has one end in the GPU's memory at least.
+    fn way(&self, device: &GpuDevice, from: Addr, to: Addr, bytes: usize) -> Result<Direction> {
         // A place that was to be read from a table, and was lost, is none.
         self.sound()?;
         let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
-        match [first, second].map(|at| card.holds(at, bytes)) {
-            [false, true] => Ok(Way::To(second)),
-            [true, false] => Ok(Way::From(first)),
-            [true, true] => Ok(Way::Within([first, second])),
+        match [first, second].map(|at| device.holds(at, bytes)) {
+            [false, true] => Ok(Direction::To(second)),
+            [true, false] => Ok(Direction::From(first)),
+            [true, true] => Ok(Direction::Within([first, second])),
             [false, false] => {
                 let why = format!("a copy of {bytes} bytes is to and from places outside of its memory");
                 Err(Error::unit(&self.name, why).with_hint(BUG))
@@ -314,57 +315,57 @@ impl Gpu {
     /// Copies as a step: after all before it, and before all after it.
     ///
     /// # Safety
-    /// As [`Unit::copy`].
+    /// As [`ComputeUnit::copy`].
     unsafe fn copied(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
-        let mut card = self.lock();
+        let mut device = self.lock();
         let limit = self.limit;
-        let done = match self.way(&card, from, to, bytes)? {
-            // SAFETY: the caller's promise; one end is the card's.
-            Way::To(to) => unsafe { card.put(from.ptr(), to, bytes, limit) },
+        let done = match self.way(&device, from, to, bytes)? {
+            // SAFETY: the caller's promise; one end is the GPU's.
+            Direction::To(to) => unsafe { device.put(from.ptr(), to, bytes, limit) },
             // SAFETY: as above.
-            Way::From(from) => unsafe { card.get(from, to.ptr(), bytes, limit) },
-            Way::Within([from, to]) => card.within(from, to, bytes),
+            Direction::From(from) => unsafe { device.get(from, to.ptr(), bytes, limit) },
+            Direction::Within([from, to]) => device.within(from, to, bytes),
         };
         done.map_err(|e| self.stopped(&e, limit))
     }
 
-    /// Copies beside the steps: after the kernels until now, and before none. It has ended when this returns, and the card is free
+    /// Copies beside the steps: after the kernels until now, and before none. It has ended when this returns, and the GPU is free
     /// for others meanwhile.
     ///
     /// # Safety
-    /// As [`Unit::copy`].
+    /// As [`ComputeUnit::copy`].
     unsafe fn copied_beside(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
         let limit = self.limit;
         let beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut card = self.lock();
-        let way = self.way(&card, from, to, bytes)?;
+        let mut device = self.lock();
+        let way = self.way(&device, from, to, bytes)?;
         let begun = match way {
-            Way::Within([from, to]) => card.within(from, to, bytes),
-            Way::To(_) | Way::From(_) => card.in_front_of(&beside),
+            Direction::Within([from, to]) => device.within(from, to, bytes),
+            Direction::To(_) | Direction::From(_) => device.in_front_of(&beside),
         };
-        drop(card);
+        drop(device);
         let done = begun.and_then(|()| match way {
-            Way::To(to) => {
-                // SAFETY: the caller's promise; this end is the card's.
+            Direction::To(to) => {
+                // SAFETY: the caller's promise; this end is the GPU's.
                 unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit))
             }
             // SAFETY: as above.
-            Way::From(from) => unsafe { beside.get(from, to.ptr(), bytes, limit) },
-            Way::Within(_) => Ok(()),
+            Direction::From(from) => unsafe { beside.get(from, to.ptr(), bytes, limit) },
+            Direction::Within(_) => Ok(()),
         });
         done.map_err(|e| self.stopped(&e, limit))
     }
 }
 
-/// Bytes that are free on a card.
-fn room(card: &Card) -> u64 {
-    card.memory().map_or(0, |[free, _]| free) as u64
+/// Bytes that are free on a GPU.
+fn room(device: &GpuDevice) -> u64 {
+    device.memory().map_or(0, |[free, _]| free) as u64
 }
 
 /// The unit as a copy sees it, which says what went wrong.
 struct Copier<'a>(&'a Gpu, &'a Launch<'a>);
 
-impl Unit for Copier<'_> {
+impl ComputeUnit for Copier<'_> {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -380,8 +381,8 @@ impl Unit for Copier<'_> {
         }
     }
 
-    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.submit(launch, lane) };
+        unsafe { self.0.submit(launch, thread) };
     }
 }

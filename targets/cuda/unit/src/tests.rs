@@ -1,4 +1,4 @@
-//! The unit on a driver that is made up: what it is asked in which order, and what its refusals become.
+//! The unit on a driver that is made up: its calls in their order, and what its refusals become.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod driver;
@@ -6,12 +6,12 @@ mod driver;
 use crate::Gpu;
 use crate::api::code;
 use crate::gpu::LIMIT;
-use driver::{FAKE, Fake, asked, fake, turn};
+use driver::{FAKE, Fake, calls, fake, turn};
 use moec_ir::plan::{Builtin, FileRef};
 use moec_ir::text::parse_plan;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
-use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit as _, Units};
+use moec_runtime::exec::unit::{ComputeUnit as _, Launch, PoolThread, StepFault, Units};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{CheckLevel, Result};
 use std::ffi::c_int;
@@ -34,8 +34,8 @@ ret;
 const PLAN: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
-unit 0 "cpu" {family = "cpu", memory = 0}
-unit 1 "gpu" {family = "cuda", memory = 1}
+unit 0 "cpu" {backend = "cpu", memory = 0}
+unit 1 "gpu" {backend = "cuda", memory = 1}
 memory 0 "ram" {arena_bytes = 320}
 memory 1 "vram" {arena_bytes = 128}
 link 0 {from = 0, to = 1}
@@ -93,26 +93,26 @@ fn step(gpu: &Gpu, code: Builtin, args: &[Addr], fault: &OnceLock<StepFault>) {
         seq_len: 3,
         taken: &taken,
         step: 5,
-        half: None,
+        layer_part: None,
         fault,
         units: Units::default(),
     };
-    let lane = Lane { index: 0, of: 1, scratch: args[0] };
-    // SAFETY: the addresses are those of the plan: in the made-up memory of the card, and of the test's own numbers.
-    unsafe { gpu.submit(&launch, lane) };
+    let thread = PoolThread { index: 0, of: 1, scratch: args[0] };
+    // SAFETY: the addresses are those of the plan: in the made-up memory of the GPU, and of the test's own numbers.
+    unsafe { gpu.submit(&launch, thread) };
 }
 
 const COPY: Builtin = Builtin::Copy { words: 1, span: moec_ir::plan::Span::Rows };
 
 #[test]
-fn steps_reach_the_card_in_their_order() {
+fn steps_reach_the_gpu_in_their_order() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-    assert_eq!(gpu.card(), "Card");
+    assert_eq!(gpu.device_name(), "Card");
     gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
-    let opened = asked();
+    let opened = calls();
     assert_eq!(
         opened,
         [
@@ -148,7 +148,7 @@ fn steps_reach_the_card_in_their_order() {
     assert!(fault.get().is_none(), "{fault:?}");
     assert_eq!(y, [3, 4, 5]);
     assert_eq!(
-        asked(),
+        calls(),
         [
             "cuEventRecord compute",
             "cuStreamWaitEvent copies",
@@ -169,7 +169,7 @@ fn steps_reach_the_card_in_their_order() {
     );
     drop(gpu);
     assert_eq!(
-        asked(),
+        calls(),
         [
             "cuStreamDestroy beside",
             "cuEventDestroy",
@@ -199,10 +199,10 @@ fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
         }
         gpu.wait(&fault);
         assert!(fault.get().is_none(), "{fault:?}");
-        let mut asked = asked();
-        asked.iter_mut().filter(|a| a.starts_with("cuLaunchKernel")).for_each(|a| *a = "launch".to_owned());
-        asked.dedup();
-        asked
+        let mut calls = calls();
+        calls.iter_mut().filter(|a| a.starts_with("cuLaunchKernel")).for_each(|a| *a = "launch".to_owned());
+        calls.dedup();
+        calls
     };
     (0..times).map(run).collect()
 }
@@ -217,7 +217,7 @@ fn launches_that_come_again_are_a_graph() {
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
-    asked();
+    calls();
     let made = ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphLaunch 51 on compute", ONCE[1]];
     let again = vec!["cuGraphLaunch 51 on compute", ONCE[1]];
     let second: Vec<&str> = CAPTURED.into_iter().chain(made).collect();
@@ -225,20 +225,20 @@ fn launches_that_come_again_are_a_graph() {
     // Another place is another run.
     assert_eq!(runs(&gpu, base.plus(4), 1), [ONCE]);
     drop(gpu);
-    assert_eq!(asked().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
+    assert_eq!(calls().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
 
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     FAKE.lock().unwrap().refuses = Some(("cuGraphInstantiateWithFlags", 801));
-    asked();
+    calls();
     let tried = CAPTURED.into_iter().chain(["cuGraphInstantiateWithFlags", "cuGraphDestroy"]).chain(ONCE);
     assert_eq!(runs(&gpu, base, 3), [ONCE.to_vec(), tried.collect(), ONCE.to_vec()]);
 }
 
-/// Machine code is taken where the card is of its first digit and it is whole; else the driver gets the text.
+/// Machine code is taken where the GPU is of its first digit and it is whole; else the driver gets the text.
 #[test]
-fn machine_code_goes_first_where_the_card_runs_it() {
+fn machine_code_goes_first_where_the_gpu_runs_it() {
     let mut plan = parse_plan(PLAN).unwrap();
     plan.files.push(FileRef { path: "artifacts/gpu.cubin".into(), bytes: 64, sha256: [0; 32] });
     let program = Program::new(plan, &|_| None).unwrap();
@@ -248,7 +248,7 @@ fn machine_code_goes_first_where_the_card_runs_it() {
         let _turn = turn(|fake| fake.generation = generation);
         let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
         gpu.load(&program, 1, &folder.files()).unwrap();
-        let loads: Vec<String> = asked().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
+        let loads: Vec<String> = calls().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
         assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
         loads.join(", ")
     };
@@ -284,10 +284,10 @@ fn changed_kernels_do_not_reach_the_driver() {
         let files = BundleReader::of_plan(&folder.0, &plan, CheckLevel::Small);
         let program = Program::new(plan, &|_| None).unwrap();
         let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-        asked();
+        calls();
         let (why, _) = said(gpu.load(&program, 1, &files));
         assert!(why.contains(name) && why.contains("was changed after the build"), "{why}");
-        assert!(asked().iter().all(|asked| !asked.starts_with("cuModuleLoad")));
+        assert!(calls().iter().all(|call| !call.starts_with("cuModuleLoad")));
     }
 }
 
@@ -317,12 +317,12 @@ fn long_copies_take_turns() {
     let base = gpu.take(bytes as u64).unwrap().unwrap();
     let numbers: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
     let mut back = vec![0_u8; bytes];
-    asked();
+    calls();
     // SAFETY: so many bytes are at both ends.
     unsafe { gpu.copy(Addr::read_only(numbers.as_ptr()), base, bytes) };
     let piece = ["cuEventQuery", "cuMemcpyHtoDAsync", "cuEventRecord beside"];
     let there: Vec<String> =
-        asked().into_iter().map(|a| a.split(" 4194304").next().unwrap().to_owned()).collect();
+        calls().into_iter().map(|a| a.split(" 4194304").next().unwrap().to_owned()).collect();
     let there: Vec<&str> = there.iter().map(|a| if a.starts_with(piece[1]) { piece[1] } else { a }).collect();
     let order = ["cuEventRecord compute", "cuStreamWaitEvent beside"].into_iter().chain(piece.repeat(3));
     let order: Vec<&str> = order.chain(["cuStreamQuery beside"]).collect();
@@ -331,7 +331,7 @@ fn long_copies_take_turns() {
     unsafe { gpu.copy(base, Addr::read_only(back.as_mut_ptr()), bytes) };
     assert!(back == numbers);
     // The second piece is on its way before the first is read.
-    let copies: Vec<bool> = asked().iter().map(|a| a.starts_with("cuMemcpyDtoH")).collect();
+    let copies: Vec<bool> = calls().iter().map(|a| a.starts_with("cuMemcpyDtoH")).collect();
     let at: Vec<usize> = copies.iter().zip(0..).filter(|(c, _)| **c).map(|(_, i)| i).collect();
     assert_eq!((at.len(), at[1] - at[0]), (3, 3));
 }
@@ -348,10 +348,10 @@ fn what_the_driver_refuses_is_said_by_name() {
         let turn = turn(|fake| change(fake));
         (Gpu::with(&fake(), "gpu", LIMIT), turn)
     };
-    let (none, guard) = open(&|f| f.cards = 0);
+    let (none, guard) = open(&|f| f.gpus = 0);
     let (why, hint) = said(none);
     assert!(
-        why.contains("the unit `gpu` cannot be used: there is no card") && hint.contains("--emulate"),
+        why.contains("the unit `gpu` cannot be used: there is no GPU") && hint.contains("--emulate"),
         "{why}"
     );
     drop(guard);
@@ -399,16 +399,16 @@ fn a_kernel_that_does_not_end_is_named() {
     let fault = OnceLock::new();
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
     FAKE.lock().unwrap().refuses = Some(("cuStreamQuery", code::NOT_READY));
-    asked();
+    calls();
     gpu.wait(&fault);
     let Some(StepFault::Unit(why)) = fault.get() else { unreachable!("{fault:?}") };
     assert!(why.to_string().contains("have not ended within 0.005 s"), "{why}");
-    asked();
+    calls();
     drop(gpu);
-    assert!(asked().is_empty());
+    assert!(calls().is_empty());
 }
 
-/// Operands outside of the card's memory, and kernels that trapped, end the call with their names.
+/// Operands outside of the GPU's memory, and kernels that trapped, end the call with their names.
 #[test]
 fn what_stops_a_step_is_named() {
     let _turn = turn(|_| {});
@@ -452,8 +452,8 @@ fn what_stops_a_step_is_named() {
     gpu.wait(&fault);
     let why = message(fault);
     assert!(why.contains("a copy failed"), "{why}");
-    asked();
+    calls();
     // SAFETY: neither end is looked at.
     unsafe { gpu.copy(base, Addr::read_only(std::ptr::null()), 12) };
-    assert!(asked().is_empty());
+    assert!(calls().is_empty());
 }

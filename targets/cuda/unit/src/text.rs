@@ -1,6 +1,6 @@
 //! The artifacts of a unit: its kernels as PTX, and as machine code where the build had NVIDIA's assembler.
 
-use moec_ir::plan::{Plan, ThreadKernel};
+use moec_ir::plan::{GpuKernel, Plan};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 use moec_runtime::{Error, Result};
@@ -58,7 +58,7 @@ impl Artifact {
     ///
     /// # Errors
     /// What it lacks, for people.
-    pub fn check(&self, kernel: &ThreadKernel) -> Result<(), String> {
+    pub fn check(&self, kernel: &GpuKernel) -> Result<(), String> {
         let missing = || format!("there is no kernel of that name in `{}`", self.path);
         let begins = |text: &str| text.trim_start().starts_with('(');
         let mut found = self.text.match_indices(".entry ").filter_map(|(at, word)| {

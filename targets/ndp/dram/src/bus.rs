@@ -1,17 +1,17 @@
-//! One private bus, for who decides what to ask next by what has come.
+//! One private bus, for a caller whose next request depends on what has come.
 
 use std::collections::VecDeque;
 
 use crate::{Clock, Command, Controller, Geometry, HOST, Offer, Options, Request, Timing};
 
-/// The rank behind one private bus, with requests that are asked for over time.
+/// The rank behind one private bus, with requests that are requested over time.
 ///
 /// The order is that of asking; a request is offered at its clock or after those before it, one at a
 /// clock. Rows stay open and refresh goes on between requests, so a bus that is kept remembers what it did.
 #[derive(Debug)]
 pub struct Bus {
     controller: Controller,
-    asked: VecDeque<(Clock, Request)>,
+    requests: VecDeque<(Clock, Request)>,
     /// The last data of each line that has come and was not queried, in the order of issue.
     ends: VecDeque<Clock>,
     /// Lines before those.
@@ -28,7 +28,7 @@ impl Bus {
         let one = Geometry { ranks: 1, ..geometry };
         Self {
             controller: Controller::new(timing, one, options),
-            asked: VecDeque::new(),
+            requests: VecDeque::new(),
             ends: VecDeque::new(),
             forgotten: 0,
             latest: 0,
@@ -36,17 +36,17 @@ impl Bus {
         }
     }
 
-    /// Asks for a line of rank 0, at clock `from` at the earliest. A clock that has been simulated already means
+    /// Requests a line of rank 0, at clock `from` at the earliest. A clock that has been simulated already means
     /// the next one.
-    pub fn ask(&mut self, from: Clock, request: Request) {
-        self.asked.push_back((from, request));
+    pub fn request(&mut self, from: Clock, request: Request) {
+        self.requests.push_back((from, request));
     }
 
     /// The clock at which the first `lines` of all lines were there, in the order of issue; `None` if fewer
-    /// have been asked for. Simulates as far as that needs. Later questions ask for no fewer lines.
+    /// have been requested. Simulates as far as that needs. Later questions request no fewer lines.
     pub fn arrived(&mut self, lines: u64) -> Option<Clock> {
         while self.forgotten + (self.ends.len() as u64) < lines {
-            if self.asked.is_empty() && self.controller.is_idle() {
+            if self.requests.is_empty() && self.controller.is_idle() {
                 return None;
             }
             self.step();
@@ -61,14 +61,14 @@ impl Bus {
     /// Goes to the next clock at which something can happen.
     fn step(&mut self) {
         let mut full = false;
-        if let Some(&(from, request)) = self.asked.front()
+        if let Some(&(from, request)) = self.requests.front()
             && from <= self.now
         {
             match self.controller.offer(HOST, request, self.now) {
                 Offer::Full => full = true,
-                Offer::Taken => _ = self.asked.pop_front(),
+                Offer::Taken => _ = self.requests.pop_front(),
                 Offer::Forwarded | Offer::Merged => {
-                    self.asked.pop_front();
+                    self.requests.pop_front();
                     self.ends.push_back(self.now);
                 }
             }
@@ -82,7 +82,7 @@ impl Bus {
         });
         let next = self.controller.next(now);
         // A full queue takes nothing before something is sent.
-        let offer = self.asked.front().filter(|_| !full).map(|&(from, _)| from.max(now + 1));
+        let offer = self.requests.front().filter(|_| !full).map(|&(from, _)| from.max(now + 1));
         self.now = offer.map_or(next, |clock| clock.min(next));
     }
 }

@@ -41,7 +41,7 @@ pub struct Issued {
 /// A controller with an open-page policy and first-ready, first-come-first-served order.
 ///
 /// It has one port, the host's, which reaches all ranks over one bus; with [`Controller::with_private_ports`]
-/// one more for each rank. Each port has two queues, for reads and writes. At every clock the ports are asked
+/// one more for each rank. Each port has two queues, for reads and writes. At every clock the ports are polled
 /// in their order, and each sends one command at most:
 ///
 /// 1. the oldest request whose row was opened for it, if the chips are ready for it;
@@ -132,7 +132,7 @@ impl Controller {
             if plan.command.is_column() {
                 self.give_way(port, at.rank, now);
             }
-            self.tell(port, plan.command, at, request.is_some());
+            self.notify(port, plan.command, at, request.is_some());
         }
     }
 
@@ -149,7 +149,7 @@ impl Controller {
 
     /// Each port that a command to `at` concerns looks at its queues again: its sender, the host, and the rank's own
     /// port; all of them where a refresh has been sent and another rank is next.
-    fn tell(&mut self, sender: usize, command: Command, at: Address, one_bank: bool) {
+    fn notify(&mut self, sender: usize, command: Command, at: Address, one_bank: bool) {
         let group = self.chips.slot(&at).group;
         for (number, port) in self.ports.iter_mut().enumerate() {
             if number == sender || command == Command::Refresh {

@@ -27,8 +27,8 @@ impl Layout {
     /// Order of lines in one module for the unit on it: line by line over its ranks, then over bank groups, along the
     /// rows, over banks.
     pub const LOCALIZED: Self = Self([Rank, Group, Column, Bank, Row]);
-    /// Order of lines in all modules of a channel for the host: over the bank groups of a rank, then over the ranks
-    /// of all modules, along the rows, over banks.
+    /// Order of lines in all DIMMs of a channel for the host: over the bank groups of a rank, then over the ranks
+    /// of all DIMMs, along the rows, over banks.
     pub const STRIPED: Self = Self([Group, Rank, Column, Bank, Row]);
     /// Row by row of one bank, bank by bank.
     pub const ROW_MAJOR: Self = Self([Column, Bank, Group, Rank, Row]);

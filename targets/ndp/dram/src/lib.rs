@@ -5,7 +5,7 @@
 //! |---|---|
 //! | run a trace of requests | [`trace::simulate`] |
 //! | know how long an expert takes over a module's private buses, or over the host's channel | [`Channel`] |
-//! | go along with a unit that asks for lines by what has come | [`Bus`] |
+//! | go along with a unit that requests lines by what has come | [`Bus`] |
 //! | serve streams of several masters | [`serve`] |
 //! | go clock by clock | [`Controller`] |
 //!

@@ -113,7 +113,7 @@ pub(crate) struct Port {
     command_bus: Ready,
     /// The first rank that it reaches.
     first: u32,
-    /// By rank, what the data bus of this port asks for between ranks.
+    /// By rank, what the data bus of this port requests between ranks.
     data_bus: Vec<Ready>,
     /// By rank, when it and the ways to it take each command, as of the last plan.
     ranks: Vec<Ready>,

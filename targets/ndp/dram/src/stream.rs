@@ -14,7 +14,7 @@ const LONG_WINDOW: Clock = 96;
 /// Placement of an expert's lines (TriMoE §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// In all modules of the channel, as the host likes it ([`Layout::STRIPED`]).
+    /// In all DIMMs of the channel, as the host likes it ([`Layout::STRIPED`]).
     Striped,
     /// In one module, as its unit needs it ([`Layout::LOCALIZED`]).
     Localized,
@@ -29,10 +29,10 @@ pub enum Path {
     Host(Placement),
 }
 
-/// One channel of the host: modules whose subchannels are the same two buses, and whose ranks each have a bus to
+/// One channel of the host: DIMMs whose subchannels are the same two buses, and whose ranks each have a bus to
 /// the unit of their module beside that.
 ///
-/// Banks, bank groups and ranks know nothing of who asks: tCCD, tRRD, tFAW, tRCD and the like hold between all
+/// Banks, bank groups and ranks do not depend on the port: tCCD, tRRD, tFAW, tRCD and the like hold between all
 /// commands of a rank, and refresh stops both. The host's data bus knows bursts and changes of rank among the
 /// host's own commands alone, a private bus those of its rank. TriMoE leaves open who goes first; here the host
 /// does, at every clock, and each side is first-ready, first-come-first-served in itself.
@@ -44,7 +44,7 @@ pub struct Channel {
     pub geometry: Geometry,
     /// Subchannels of a module.
     pub subchannels: u32,
-    /// Modules on the channel.
+    /// DIMMs on the channel.
     pub dimms: u32,
     /// Queues and refresh.
     pub options: Options,
@@ -81,7 +81,7 @@ struct Load {
     placement: Placement,
     host: u64,
     ndp: u64,
-    /// Modules whose units read.
+    /// DIMMs whose units read.
     busy: u32,
 }
 
@@ -100,7 +100,7 @@ struct Run {
 }
 
 impl Channel {
-    /// TriMoE's: two modules of 128 GB, each two subchannels of four ranks (Table 1).
+    /// TriMoE's: two DIMMs of 128 GB, each two subchannels of four ranks (Table 1).
     pub fn trimoe(timing: Timing, options: Options) -> Self {
         // Chips of 32 Gb with eight data pins, whose rows have 4 KB in a rank.
         let geometry = Geometry { columns: 64, ..Geometry::trimoe() };
@@ -125,7 +125,7 @@ impl Channel {
         host.max(ndp)
     }
 
-    /// The host reads `host` lines while the units of `busy` modules read `ndp` lines each out of their own.
+    /// The host reads `host` lines while the units of `busy` DIMMs read `ndp` lines each out of their own.
     ///
     /// The two lie in different rows of the same banks. When one side has ended the other goes on alone. Streams
     /// that take more than 98 refresh periods go on at the rate of the last 96; a test holds that to be within

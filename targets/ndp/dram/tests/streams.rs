@@ -150,7 +150,7 @@ fn placement_along_rows_is_slow() {
     assert!(gbs(128) > 1.2 * shallow);
 }
 
-/// A bus that is asked for everything at once streams as a controller does, and tile by tile, two ahead, nearly
+/// A bus that is requested everything at once streams as a controller does, and tile by tile, two ahead, nearly
 /// so.
 #[test]
 fn a_bus_is_a_controller_that_is_asked_over_time() {
@@ -162,28 +162,28 @@ fn a_bus_is_a_controller_that_is_asked_over_time() {
 
     let mut bus = Bus::new(&t, geometry(), options(32, true));
     for &request in &requests {
-        bus.ask(0, request);
+        bus.request(0, request);
     }
     assert_eq!(bus.arrived(40_000), Some(whole));
     assert_eq!(bus.arrived(40_001), None);
 
-    // Tiles of 8 lines; the one after the next is asked for when one is there.
+    // Tiles of 8 lines; the one after the next is requested when one is there.
     let mut bus = Bus::new(&t, geometry(), options(32, true));
     let mut tiles = requests.chunks(8);
     let (mut there, mut lines) = (0, 0);
     for _ in 0..3 {
-        tiles.next().into_iter().flatten().for_each(|&r| bus.ask(0, r));
+        tiles.next().into_iter().flatten().for_each(|&r| bus.request(0, r));
     }
     while lines < 40_000 {
         lines += 8;
-        let clock = bus.arrived(lines).expect("it has been asked for");
+        let clock = bus.arrived(lines).expect("it has been requested");
         assert!(clock > there);
         there = clock;
-        tiles.next().into_iter().flatten().for_each(|&r| bus.ask(there, r));
+        tiles.next().into_iter().flatten().for_each(|&r| bus.request(there, r));
     }
     assert!(there.abs_diff(whole) < whole / 50, "{there}, all at once {whole}");
-    // What is asked for late comes late.
-    bus.ask(there + 1_000_000, requests[0]);
-    let late = bus.arrived(40_001).expect("it has been asked for");
+    // What is requested late comes late.
+    bus.request(there + 1_000_000, requests[0]);
+    let late = bus.arrived(40_001).expect("it has been requested");
     assert!(late > there + 1_000_000 && late < there + 1_003_000, "{late}");
 }

@@ -1,6 +1,6 @@
 //! Errors of allotments.
 
-use super::{Expert, Home, Modules};
+use super::{DimmConfig, DramLayout, Expert};
 use crate::image::{ImageError, Shape};
 
 /// Reason that there is no place.
@@ -8,7 +8,7 @@ use crate::image::{ImageError, Shape};
 pub enum AllotError {
     /// A machine without lines, or with more than can be numbered.
     #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
-    Modules(Modules),
+    Dimms(DimmConfig),
     /// Boxes that leave no room.
     #[error("boxes of {slots} slots take {sets} row sets, and a DIMM has {rows}: fewer slots fit")]
     Boxes {
@@ -31,7 +31,7 @@ pub enum AllotError {
     },
     /// No room is left.
     #[error(
-        "expert {} of layer {} takes {sets} row sets, and {home} has no {sets} in a row left ({free} of {rows} are free): \
+        "expert {} of layer {} takes {sets} row sets, and {layout} has no {sets} in a row left ({free} of {rows} are free): \
          it goes elsewhere, or another expert does",
         .expert.number, .expert.layer
     )]
@@ -40,8 +40,8 @@ pub enum AllotError {
         expert: Expert,
         /// Row sets that it takes.
         sets: u32,
-        /// Requested home.
-        home: Home,
+        /// Requested layout.
+        layout: DramLayout,
         /// Free row sets there; of all DIMMs, where it was to be striped.
         free: u32,
         /// Row sets of a DIMM.

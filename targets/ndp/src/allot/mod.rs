@@ -19,14 +19,14 @@ pub use error::AllotError;
 
 /// The DIMMs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Modules {
+pub struct DimmConfig {
     /// Numbers of the parts.
     pub system: System,
     /// The DRAM of each.
     pub geometry: Geometry,
 }
 
-impl Modules {
+impl DimmConfig {
     /// TriMoE's machine (Table 1): 8 channels of two DIMMs, 128 GB each, of 2 subchannels × 4 ranks × 8 bank groups × 4 banks
     /// with rows of 4 KB.
     pub const fn trimoe() -> Self {
@@ -65,11 +65,11 @@ pub struct Boxes {
     pub outbox: Range<u32>,
 }
 
-/// Home of an expert, now or next.
+/// Layout of an expert in DRAM (TriMoE, §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Home {
+pub enum DramLayout {
     /// Whole in this DIMM, whose unit can compute it.
-    Dimm(u32),
+    Localized(u32),
     /// Spread over all DIMMs, as the host reads best.
     Striped,
 }
@@ -77,8 +77,8 @@ pub enum Home {
 /// The row sets of an expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allotment {
-    /// On which DIMM.
-    pub home: Home,
+    /// Where in DRAM.
+    pub layout: DramLayout,
     /// Row sets there; of a striped expert, on every DIMM.
     pub rows: Range<u32>,
 }
@@ -103,10 +103,10 @@ pub struct Expert {
     pub number: u32,
 }
 
-impl std::fmt::Display for Home {
+impl std::fmt::Display for DramLayout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Dimm(dimm) => write!(f, "DIMM {dimm}"),
+            Self::Localized(dimm) => write!(f, "DIMM {dimm}"),
             Self::Striped => f.write_str("the set of all DIMMs"),
         }
     }
@@ -115,7 +115,7 @@ impl std::fmt::Display for Home {
 /// Row sets of all DIMMs: the boxes, and one expert after the other, each in the first gap that it fits.
 #[derive(Clone, Debug)]
 pub struct Allotter {
-    modules: Modules,
+    dimm_config: DimmConfig,
     shape: Shape,
     boxes: Boxes,
     /// Row sets of a localized expert, and of a striped one on each DIMM.
@@ -131,10 +131,10 @@ impl Allotter {
     ///
     /// # Errors
     /// A machine without DRAM, boxes that do not fit, and an expert that no DIMM can hold.
-    pub fn new(modules: Modules, shape: Shape, slots: u32) -> Result<Self, AllotError> {
-        let sizes = modules.check().zip(modules.geometry.set_lines());
-        let (count, set) = sizes.ok_or(AllotError::Modules(modules))?;
-        let rows = modules.geometry.rows;
+    pub fn new(dimm_config: DimmConfig, shape: Shape, slots: u32) -> Result<Self, AllotError> {
+        let sizes = dimm_config.check().zip(dimm_config.geometry.set_lines());
+        let (count, set) = sizes.ok_or(AllotError::Dimms(dimm_config))?;
+        let rows = dimm_config.geometry.rows;
         let image = shape.image()?;
         let (mut end, mut ranges) = (0_u64, Vec::with_capacity(3));
         for lines in [shape.input_lines(), 1, shape.output_lines()] {
@@ -157,7 +157,7 @@ impl Allotter {
         }
         let taken = vec![BTreeMap::from([(0, end as u32)]); count as usize];
         Ok(Self {
-            modules,
+            dimm_config,
             shape,
             boxes,
             sets: (sets.0 as u32, sets.1 as u32),
@@ -168,8 +168,8 @@ impl Allotter {
     }
 
     /// The machine.
-    pub const fn modules(&self) -> &Modules {
-        &self.modules
+    pub const fn dimm_config(&self) -> &DimmConfig {
+        &self.dimm_config
     }
 
     /// Shape of its experts.
@@ -195,18 +195,18 @@ impl Allotter {
     /// Free row sets of a DIMM; 0 where there is no such DIMM.
     pub fn free(&self, dimm: u32) -> u32 {
         let taken = self.taken.get(dimm as usize).map(|t| t.iter().map(|(from, end)| end - from).sum());
-        taken.map_or(0, |taken: u32| self.modules.geometry.rows - taken)
+        taken.map_or(0, |taken: u32| self.dimm_config.geometry.rows - taken)
     }
 
     /// Allots row sets to an expert: the lowest that are free.
     ///
     /// # Errors
     /// [`AllotError::Full`], [`AllotError::NoDimm`], and [`AllotError::State`] where it has some already.
-    pub fn allot(&mut self, expert: Expert, home: Home) -> Result<&Allotment, AllotError> {
+    pub fn allot(&mut self, expert: Expert, layout: DramLayout) -> Result<&Allotment, AllotError> {
         if self.experts.contains_key(&expert) {
             return Err(AllotError::State { expert, what: "has its place already" });
         }
-        let allotment = self.find(expert, home)?;
+        let allotment = self.find(expert, layout)?;
         self.take(&allotment);
         Ok(self.experts.entry(expert).or_insert(allotment))
     }
@@ -216,16 +216,16 @@ impl Allotter {
     ///
     /// # Errors
     /// As [`Self::allot`]; [`AllotError::State`] where it has none, is there already, or is on its way.
-    pub fn begin(&mut self, expert: Expert, home: Home) -> Result<Move, AllotError> {
+    pub fn begin(&mut self, expert: Expert, layout: DramLayout) -> Result<Move, AllotError> {
         let state = |what| AllotError::State { expert, what };
         let from = self.experts.get(&expert).cloned().ok_or(state("has no place"))?;
-        if from.home == home {
+        if from.layout == layout {
             return Err(state("is there already"));
         }
         if self.moving.contains_key(&expert) {
             return Err(state("is on its way"));
         }
-        let to = self.find(expert, home)?;
+        let to = self.find(expert, layout)?;
         self.take(&to);
         self.moving.insert(expert, from.clone());
         self.experts.insert(expert, to.clone());
@@ -270,42 +270,42 @@ impl Allotter {
         Ok(())
     }
 
-    /// DIMMs that a home is on.
-    fn dimms(&self, home: Home) -> Range<usize> {
-        match home {
-            Home::Dimm(dimm) => dimm as usize..dimm as usize + 1,
-            Home::Striped => 0..self.taken.len(),
+    /// DIMMs that a layout is on.
+    fn dimms(&self, layout: DramLayout) -> Range<usize> {
+        match layout {
+            DramLayout::Localized(dimm) => dimm as usize..dimm as usize + 1,
+            DramLayout::Striped => 0..self.taken.len(),
         }
     }
 
-    fn find(&self, expert: Expert, home: Home) -> Result<Allotment, AllotError> {
-        let (count, rows) = (self.taken.len() as u32, self.modules.geometry.rows);
-        let sets = match home {
-            Home::Dimm(dimm) if dimm >= count => return Err(AllotError::NoDimm { dimm, count }),
-            Home::Dimm(_) => self.sets.0,
-            Home::Striped => self.sets.1,
+    fn find(&self, expert: Expert, layout: DramLayout) -> Result<Allotment, AllotError> {
+        let (count, rows) = (self.taken.len() as u32, self.dimm_config.geometry.rows);
+        let sets = match layout {
+            DramLayout::Localized(dimm) if dimm >= count => return Err(AllotError::NoDimm { dimm, count }),
+            DramLayout::Localized(_) => self.sets.0,
+            DramLayout::Striped => self.sets.1,
         };
-        let dimms = &self.taken[self.dimms(home)];
+        let dimms = &self.taken[self.dimms(layout)];
         let mut at = 0;
         // Every DIMM pushes the first candidate past what it has taken, until none does.
         while let Some(end) = dimms.iter().find_map(|taken| blocker(taken, at, sets)) {
             at = end;
         }
         if u64::from(at) + u64::from(sets) <= u64::from(rows) {
-            return Ok(Allotment { home, rows: at..at + sets });
+            return Ok(Allotment { layout, rows: at..at + sets });
         }
-        let free = self.dimms(home).map(|d| self.free(d as u32)).min().unwrap_or(0);
-        Err(AllotError::Full { expert, sets, home, free, rows })
+        let free = self.dimms(layout).map(|d| self.free(d as u32)).min().unwrap_or(0);
+        Err(AllotError::Full { expert, sets, layout, free, rows })
     }
 
     fn take(&mut self, allotment: &Allotment) {
-        for dimm in self.dimms(allotment.home) {
+        for dimm in self.dimms(allotment.layout) {
             self.taken[dimm].insert(allotment.rows.start, allotment.rows.end);
         }
     }
 
     fn give(&mut self, allotment: &Allotment) {
-        for dimm in self.dimms(allotment.home) {
+        for dimm in self.dimms(allotment.layout) {
             self.taken[dimm].remove(&allotment.rows.start);
         }
     }
@@ -326,8 +326,8 @@ mod tests {
     const SHAPE: Shape = Shape { hidden: 256, inner: 512, glu: Glu::Gated(Activation::Silu), bias: false };
 
     /// Row sets of 64 KB; [`SHAPE`] takes 12 of them, and 3 of each of four DIMMs.
-    fn small(rows: u32) -> Modules {
-        Modules {
+    fn small(rows: u32) -> DimmConfig {
+        DimmConfig {
             system: System { channels: 2, dimms: 2 },
             geometry: Geometry { subchannels: 2, ranks: 2, bank_groups: 2, banks: 2, rows, lines: 64 },
         }
@@ -341,35 +341,36 @@ mod tests {
     fn boxes_come_first_and_experts_in_the_first_gap() {
         let mut all = Allotter::new(small(64), SHAPE, 100).expect("an allotter");
         assert_eq!(*all.boxes(), Boxes { slots: 100, inbox: 0..1, factors: 1..2, outbox: 2..4 });
-        let dimm = |d, rows| Allotment { home: Home::Dimm(d), rows };
-        assert_eq!(*all.allot(expert(0), Home::Dimm(1)).expect("room"), dimm(1, 4..16));
-        assert_eq!(*all.allot(expert(1), Home::Dimm(1)).expect("room"), dimm(1, 16..28));
-        let striped = all.allot(expert(2), Home::Striped).expect("room").clone();
-        assert_eq!(striped, Allotment { home: Home::Striped, rows: 28..31 });
-        assert_eq!(*all.allot(expert(3), Home::Dimm(0)).expect("room"), dimm(0, 4..16));
+        let dimm = |d, rows| Allotment { layout: DramLayout::Localized(d), rows };
+        assert_eq!(*all.allot(expert(0), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
+        assert_eq!(*all.allot(expert(1), DramLayout::Localized(1)).expect("room"), dimm(1, 16..28));
+        let striped = all.allot(expert(2), DramLayout::Striped).expect("room").clone();
+        assert_eq!(striped, Allotment { layout: DramLayout::Striped, rows: 28..31 });
+        assert_eq!(*all.allot(expert(3), DramLayout::Localized(0)).expect("room"), dimm(0, 4..16));
         all.free_expert(expert(0)).expect("it was there");
-        assert_eq!(*all.allot(expert(4), Home::Dimm(1)).expect("room"), dimm(1, 4..16));
+        assert_eq!(*all.allot(expert(4), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
         assert_eq!(all.free(1), 64 - 4 - 24 - 3);
     }
 
     #[test]
     fn a_move_holds_both_places_until_it_has_settled() {
         let mut all = Allotter::new(small(64), SHAPE, 100).expect("an allotter");
-        all.allot(expert(0), Home::Dimm(0)).expect("room");
-        let there = all.begin(expert(0), Home::Striped).expect("room");
+        all.allot(expert(0), DramLayout::Localized(0)).expect("room");
+        let there = all.begin(expert(0), DramLayout::Striped).expect("room");
         assert_eq!((there.from.rows, there.to.rows), (4..16, 16..19));
         assert_eq!(all.free(0), 64 - 4 - 12 - 3);
-        let twice = all.begin(expert(0), Home::Dimm(2)).expect_err("on its way");
+        let twice = all.begin(expert(0), DramLayout::Localized(2)).expect_err("on its way");
         assert_eq!(twice.to_string(), "expert 0 of layer 3 is on its way");
         all.settle(expert(0)).expect("it was on its way");
         assert_eq!(all.free(0), 64 - 4 - 3);
-        assert_eq!(all.begin(expert(0), Home::Dimm(2)).expect("room").to.rows, 4..16);
+        assert_eq!(all.begin(expert(0), DramLayout::Localized(2)).expect("room").to.rows, 4..16);
     }
 
     #[test]
     fn what_does_not_fit_says_so() {
-        let of =
-            |modules, shape, slots| Allotter::new(modules, shape, slots).expect_err("too much").to_string();
+        let of = |dimm_config, shape, slots| {
+            Allotter::new(dimm_config, shape, slots).expect_err("too much").to_string()
+        };
         let large = Shape { hidden: 5120, inner: 1536, ..SHAPE };
         assert_eq!(
             of(small(64), large, 10),
@@ -380,17 +381,17 @@ mod tests {
             "boxes of 10000 slots take 246 row sets, and a DIMM has 64: fewer slots fit"
         );
         let mut all = Allotter::new(small(20), SHAPE, 100).expect("an allotter");
-        all.allot(expert(0), Home::Dimm(3)).expect("room");
-        let full = all.allot(expert(7), Home::Dimm(3)).expect_err("full");
+        all.allot(expert(0), DramLayout::Localized(3)).expect("room");
+        let full = all.allot(expert(7), DramLayout::Localized(3)).expect_err("full");
         assert_eq!(
             full.to_string(),
             "expert 7 of layer 3 takes 12 row sets, and DIMM 3 has no 12 in a row left (4 of 20 are free): it goes \
              elsewhere, or another expert does"
         );
-        let none = all.allot(expert(7), Home::Dimm(4)).expect_err("no DIMM");
+        let none = all.allot(expert(7), DramLayout::Localized(4)).expect_err("no DIMM");
         assert_eq!(none.to_string(), "there is no DIMM 4: the machine has 4, from 0");
-        let empty = Modules { system: System { channels: 0, dimms: 2 }, ..small(20) };
-        assert_eq!(Allotter::new(empty, SHAPE, 1).expect_err("no DIMM"), AllotError::Modules(empty));
+        let empty = DimmConfig { system: System { channels: 0, dimms: 2 }, ..small(20) };
+        assert_eq!(Allotter::new(empty, SHAPE, 1).expect_err("no DIMM"), AllotError::Dimms(empty));
     }
 
     proptest! {
@@ -398,17 +399,17 @@ mod tests {
         fn nobody_shares_a_row_set(steps in prop::collection::vec((0_u32..12, 0_u32..5, 0_u8..4), 1..80)) {
             let mut all = Allotter::new(small(80), SHAPE, 100).expect("an allotter");
             for (number, to, step) in steps {
-                let home = if to == 4 { Home::Striped } else { Home::Dimm(to) };
+                let layout = if to == 4 { DramLayout::Striped } else { DramLayout::Localized(to) };
                 let _ = match step {
-                    0 => all.allot(expert(number), home).map(drop),
-                    1 => all.begin(expert(number), home).map(drop),
+                    0 => all.allot(expert(number), layout).map(drop),
+                    1 => all.begin(expert(number), layout).map(drop),
                     2 => all.settle(expert(number)),
                     _ => all.free_expert(expert(number)),
                 };
                 let mut owners = vec![[0_u32; 80]; 4];
                 let held: Vec<_> = all.experts.values().chain(all.moving.values()).cloned().collect();
                 for allotment in held {
-                    for dimm in all.dimms(allotment.home) {
+                    for dimm in all.dimms(allotment.layout) {
                         allotment.rows.clone().for_each(|row| owners[dimm][row as usize] += 1);
                     }
                 }

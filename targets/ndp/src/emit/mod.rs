@@ -19,7 +19,7 @@
 mod plan;
 mod transfer;
 
-use crate::allot::{Boxes, Modules};
+use crate::allot::{Boxes, DimmConfig};
 use crate::image::{Image, ImageError, Shape};
 use moec_ir::Glu;
 use moec_ndp_isa::{Access, BUFFER, Instruction, Layout, Lines, MAX_CODE, Op, Region, Slab, Stream};
@@ -82,7 +82,7 @@ const FACTORS: u16 = 3;
 /// A shape without an image, one of which no token fits in the buffer, or one with too many chunks.
 pub fn emit(
     shape: &Shape,
-    modules: &Modules,
+    dimm_config: &DimmConfig,
     dimm: u32,
     rows: Range<u32>,
     boxes: &Boxes,
@@ -130,9 +130,9 @@ pub fn emit(
     }
     Ok(Stream {
         name: "expert".into(),
-        system: modules.system,
+        system: dimm_config.system,
         dimm,
-        geometry: modules.geometry,
+        geometry: dimm_config.geometry,
         tokens: plan.tokens,
         slots: boxes.slots,
         regions,

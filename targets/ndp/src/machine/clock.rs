@@ -3,7 +3,7 @@
 //! The unit reads long stretches of localized lines, so that all buses have the same to do: one bus stands for all of them, with
 //! a rate and a latency. Both come from the cycle-level model ([`moec_dram`]); refresh is in the rate.
 
-use crate::allot::Modules;
+use crate::allot::DimmConfig;
 use moec_dram::{Channel, Controller, Kind, Layout, Options, Timing, serve};
 use moec_ndp_isa::LINE;
 
@@ -31,8 +31,8 @@ impl Bus {
     }
 
     /// The bus of DIMMs with this timing, simulated clock by clock for 18 refresh periods.
-    pub fn new(modules: &Modules, timing: Timing, options: Options) -> Self {
-        let channel = channel(modules, timing, options);
+    pub fn new(dimm_config: &DimmConfig, timing: Timing, options: Options) -> Self {
+        let channel = channel(dimm_config, timing, options);
         let ns = |clocks: f64| clocks * 1000.0 / f64::from(timing.mhz);
         let buses = f64::from(channel.private_buses());
         let line = |kind| ns(clocks_per_line(&channel, kind)) / buses;
@@ -45,13 +45,13 @@ impl Bus {
 
     /// TriMoE's (Table 1), 153.6 GB/s less refresh.
     pub fn trimoe() -> Self {
-        Self::new(&Modules::trimoe(), Timing::trimoe(), Options::default())
+        Self::new(&DimmConfig::trimoe(), Timing::trimoe(), Options::default())
     }
 }
 
 /// A channel of such DIMMs.
-pub fn channel(modules: &Modules, timing: Timing, options: Options) -> Channel {
-    let Modules { system, geometry: g } = modules;
+pub fn channel(dimm_config: &DimmConfig, timing: Timing, options: Options) -> Channel {
+    let DimmConfig { system, geometry: g } = dimm_config;
     let geometry = moec_dram::Geometry {
         channels: g.subchannels.saturating_mul(system.channels),
         ranks: g.ranks,
@@ -93,7 +93,7 @@ impl Traffic {
         Self { bus, free: 0.0 }
     }
 
-    /// Time when the last of `lines` lines that are asked for at `at` has been read.
+    /// Time when the last of `lines` lines that are requested at `at` has been read.
     pub(super) fn read(&mut self, at: f64, lines: u64) -> f64 {
         self.take(at, lines as f64 * self.bus.read_ns)
     }

@@ -3,7 +3,7 @@
 use super::clock::Bus;
 use super::fault::Fault;
 use super::memory::{Memory, Stretch};
-use crate::allot::{Allotment, Home, Modules};
+use crate::allot::{Allotment, DimmConfig, DramLayout};
 use moec_ndp_isa::{LINE, Layout, Place};
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// written through one layout is found through it alone.
 #[derive(Debug)]
 pub struct Dimms {
-    modules: Modules,
+    dimm_config: DimmConfig,
     bus: Bus,
     strict: bool,
     memories: Vec<Memory>,
@@ -22,16 +22,16 @@ impl Dimms {
     /// stops who reads it; else it is zero.
     ///
     /// # Errors
-    /// [`Fault::Modules`].
-    pub fn new(modules: Modules, bus: Bus, strict: bool) -> Result<Self, Fault> {
-        let count = modules.check().ok_or(Fault::Modules(modules))?;
-        let memories = (0..count).map(|_| Memory::new(modules.geometry)).collect();
-        Ok(Self { modules, bus, strict, memories })
+    /// [`Fault::Dimms`].
+    pub fn new(dimm_config: DimmConfig, bus: Bus, strict: bool) -> Result<Self, Fault> {
+        let count = dimm_config.check().ok_or(Fault::Dimms(dimm_config))?;
+        let memories = (0..count).map(|_| Memory::new(dimm_config.geometry)).collect();
+        Ok(Self { dimm_config, bus, strict, memories })
     }
 
     /// The machine.
-    pub const fn modules(&self) -> &Modules {
-        &self.modules
+    pub const fn dimm_config(&self) -> &DimmConfig {
+        &self.dimm_config
     }
 
     /// The clock of its DRAM.
@@ -45,9 +45,9 @@ impl Dimms {
     /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`].
     pub fn write(&mut self, to: &Allotment, line: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.check(to, line, bytes.len())?;
-        match to.home {
-            Home::Dimm(dimm) => self.memories[dimm as usize].write(stretch(&to.rows, line), bytes),
-            Home::Striped => {
+        match to.layout {
+            DramLayout::Localized(dimm) => self.memories[dimm as usize].write(stretch(&to.rows, line), bytes),
+            DramLayout::Striped => {
                 for (number, bytes) in bytes.chunks_exact(LINE as usize).enumerate() {
                     let (dimm, place) = self.striped(&to.rows, line + number as u64)?;
                     self.memories[dimm as usize].set_line(place, bytes);
@@ -63,12 +63,12 @@ impl Dimms {
     /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`]; [`Fault::Unwritten`] of strict DIMMs.
     pub fn read(&self, from: &Allotment, line: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         self.check(from, line, bytes.len())?;
-        match from.home {
-            Home::Dimm(dimm) => {
+        match from.layout {
+            DramLayout::Localized(dimm) => {
                 let missing = self.memories[dimm as usize].read(stretch(&from.rows, line), bytes);
                 self.hold(dimm, missing)
             }
-            Home::Striped => {
+            DramLayout::Striped => {
                 bytes.chunks_exact_mut(LINE as usize).enumerate().try_for_each(|(number, bytes)| {
                     let (dimm, place) = self.striped(&from.rows, line + number as u64)?;
                     self.line(dimm, place, bytes)
@@ -83,16 +83,16 @@ impl Dimms {
     }
 
     fn check(&self, allotment: &Allotment, line: u64, bytes: usize) -> Result<(), Fault> {
-        if let Home::Dimm(dimm) = allotment.home {
+        if let DramLayout::Localized(dimm) = allotment.layout {
             self.dimm(dimm)?;
         }
         if !bytes.is_multiple_of(LINE as usize) {
             return Err(Fault::NoLines(bytes));
         }
         let (rows, lines) = (&allotment.rows, (bytes / LINE as usize) as u64);
-        let sets = u64::from(rows.end.min(self.modules.geometry.rows).saturating_sub(rows.start));
-        let dimms = if allotment.home == Home::Striped { self.memories.len() as u64 } else { 1 };
-        let room = sets * self.modules.geometry.set_lines().unwrap_or(0) * dimms;
+        let sets = u64::from(rows.end.min(self.dimm_config.geometry.rows).saturating_sub(rows.start));
+        let dimms = if allotment.layout == DramLayout::Striped { self.memories.len() as u64 } else { 1 };
+        let room = sets * self.dimm_config.geometry.set_lines().unwrap_or(0) * dimms;
         if line.checked_add(lines).is_none_or(|end| end > room) {
             return Err(Fault::Outside { line, lines, rows: rows.clone(), room });
         }
@@ -101,14 +101,14 @@ impl Dimms {
 
     /// Place of a line of striped row sets.
     pub(super) fn striped(&self, rows: &Range<u32>, line: u64) -> Result<(u32, Place), Fault> {
-        let Modules { system, geometry } = &self.modules;
+        let DimmConfig { system, geometry } = &self.dimm_config;
         let place = system.place(geometry, rows.start, line);
         place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })
     }
 
     /// Place of a line of localized row sets.
     pub(super) fn localized(&self, rows: &Range<u32>, line: u64) -> Result<Place, Fault> {
-        let place = Layout::Localized.place(&self.modules.geometry, rows.start, line);
+        let place = Layout::Localized.place(&self.dimm_config.geometry, rows.start, line);
         place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })
     }
 

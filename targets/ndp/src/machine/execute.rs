@@ -7,7 +7,7 @@ use super::gemv::{COLUMNS, Inputs, PAIRS, TILE_BYTES, Tile};
 use super::program::Program;
 use super::report::Report;
 use super::time::time;
-use crate::allot::Modules;
+use crate::allot::DimmConfig;
 use half::bf16;
 use moec_ndp_isa::{BUFFER, Block, GLU_PANEL, LINE, Layout, Lines, Number, Op, PAIR_LINES, Slab, Stream};
 use std::ops::Range;
@@ -35,16 +35,16 @@ impl Dimms {
         Ok(time(program, self.bus(), n))
     }
 
-    /// As [`Self::run`], for who does not ask how long it takes.
+    /// As [`Self::run`], for callers that need no times.
     ///
     /// # Errors
     /// As [`Self::run`].
     pub fn execute(&mut self, program: &Program, first: u32, n: u32) -> Result<(), Fault> {
         let stream = program.stream();
-        let theirs = Modules { system: stream.system, geometry: stream.geometry };
-        if theirs != *self.modules() {
+        let theirs = DimmConfig { system: stream.system, geometry: stream.geometry };
+        if theirs != *self.dimm_config() {
             let stream = stream.name.clone();
-            return Err(Fault::OtherModules { stream, theirs, ours: *self.modules() });
+            return Err(Fault::OtherDimms { stream, theirs, ours: *self.dimm_config() });
         }
         let slots = stream.slots;
         if first.checked_add(n).is_none_or(|end| end > slots) {

@@ -7,18 +7,18 @@ use moec_ndp_isa::Place;
 pub enum Fault {
     /// A machine without DRAM, or with more than can be numbered.
     #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
-    Modules(crate::allot::Modules),
+    Dimms(crate::allot::DimmConfig),
     /// A stream for other DIMMs.
     #[error(
         "stream `{stream}` is for {theirs:?}, and this machine is {ours:?}: it is emitted anew for this one"
     )]
-    OtherModules {
+    OtherDimms {
         /// Name of the stream.
         stream: String,
         /// The machine of its header.
-        theirs: crate::allot::Modules,
+        theirs: crate::allot::DimmConfig,
         /// The machine that was to execute it.
-        ours: crate::allot::Modules,
+        ours: crate::allot::DimmConfig,
     },
     /// A stream that the verifier refuses.
     #[error("stream `{stream}`: {what}")]

@@ -4,7 +4,7 @@
 //!
 //! - GEMV: a tile of 2048 weights times one token takes [`TILE_CLOCKS`], since 256 bit-serial multipliers take 8 numbers of 16
 //!   bits each: 256 GFLOPS (TriMoE, §4.1 and Table 1). Short tiles take as long. Tiles come through a FIFO of [`FIFO`]: the next
-//!   ones are asked for while one is multiplied, as many as hide the latency of the DRAM.
+//!   ones are requested while one is multiplied, as many as hide the latency of the DRAM.
 //! - ACT: 256 numbers a clock, and 256 in [`EXP_CLOCKS`] where there is an exponential: TriMoE gives 256 units for
 //!   exponentials and products and no rate; they are taken to be bit-serial like the multipliers, 16 bits.
 //! - MEM and GEMV share the DRAM's private buses, a tile or a token's vector at a time, in the order of their requests.
@@ -122,7 +122,7 @@ impl State {
                 lanes[engine.index()].waiting.push_back(instruction);
             }
         }
-        // The first to ask goes on by one part. Of equal ones the first engine does.
+        // The engine with the earliest next part goes on by one part. Of equal ones the first engine does.
         loop {
             for lane in &mut lanes {
                 self.begin(lane);

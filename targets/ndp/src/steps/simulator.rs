@@ -11,7 +11,7 @@ use super::lanes::{Lanes, Task, What};
 use super::report::{Busy, LayerReport, StepReport};
 use super::system::System;
 use super::work::{Before, Rows};
-use moec_runtime::schedule::scheduled::{Action, Home, Layout, Scheduler, Setup};
+use moec_runtime::schedule::scheduled::{Action, ExpertScheduler, Layout, ScheduledUnit, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;
@@ -20,19 +20,19 @@ const UNITS: u32 = 1;
 /// Moves, in their order after everything else.
 const MOVES: u32 = 2;
 
-/// The machine with the scheduler that it asks.
+/// The machine with its scheduler.
 ///
 /// A layer's step begins with attention on the GPU (the CPU, where there is none). Then the gate has spoken:
 /// the scheduler says where each expert is computed, rows go to the host, and every unit takes its experts one after
 /// the other, those that take longest first. The GPU computes what it holds while weights of the others travel, one
 /// after the other, and each expert once it is there. The step ends when all rows are back.
 ///
-/// Right after it the scheduler is asked what moves for the next step of the *same* layer. What it knows of that
+/// Right after it the scheduler is queried for what moves for the next step of the *same* layer. What it knows of that
 /// step is by then all that it will ever know, so that moves may take as long as a whole step of the model. They run
 /// after everything else; an expert that is still on its way when its layer comes is waited for.
 #[derive(Clone, Debug)]
 pub struct Simulator {
-    scheduler: Scheduler,
+    scheduler: ExpertScheduler,
     lanes: Lanes,
     map: Map,
     /// By layer and expert, the move that is under way.
@@ -44,7 +44,7 @@ pub struct Simulator {
 #[derive(Clone, Debug)]
 struct Map {
     system: System,
-    modules: usize,
+    all_dimms: usize,
     dimms: usize,
     bytes: f64,
 }
@@ -56,7 +56,7 @@ const SINGLE: usize = 2;
 
 impl Map {
     fn resources(&self) -> usize {
-        SINGLE + self.system.channels + 2 * self.modules
+        SINGLE + self.system.channels + 2 * self.all_dimms
     }
 
     fn channel(&self, dimm: usize) -> Resource {
@@ -68,7 +68,7 @@ impl Map {
     }
 
     fn link(&self, dimm: usize) -> Resource {
-        (SINGLE + self.system.channels + self.modules + dimm) as Resource
+        (SINGLE + self.system.channels + self.all_dimms + dimm) as Resource
     }
 
     /// The host reads `bytes` of a layout.
@@ -77,9 +77,9 @@ impl Map {
         match layout {
             Layout::Striped => {
                 let channel = us(bytes / self.system.channels as f64, r.striped_gbs);
-                let memory = us(bytes / self.modules as f64 * r.striped_weight, r.private_gbs);
+                let memory = us(bytes / self.all_dimms as f64 * r.striped_weight, r.private_gbs);
                 let channels = (0..self.system.channels).map(|c| (self.channel(c), channel));
-                channels.chain((0..self.modules).map(|d| (self.memory(d), memory))).collect()
+                channels.chain((0..self.all_dimms).map(|d| (self.memory(d), memory))).collect()
             }
             Layout::Local(dimm) => {
                 let dimm = usize::from(dimm);
@@ -131,34 +131,34 @@ impl Simulator {
     /// A machine at time 0, with experts where a new scheduler has them.
     ///
     /// # Errors
-    /// Those of [`System::check`] and [`Scheduler::new`].
+    /// Those of [`System::check`] and [`ExpertScheduler::new`].
     pub fn new(setup: Setup, system: System) -> Result<Self, StepsError> {
-        Self::with(Scheduler::new(setup)?, system)
+        Self::with(ExpertScheduler::new(setup)?, system)
     }
 
     /// A machine at time 0, with experts where a scheduler has them.
     ///
     /// # Errors
     /// Those of [`System::check`].
-    pub fn with(scheduler: Scheduler, system: System) -> Result<Self, StepsError> {
+    pub fn with(scheduler: ExpertScheduler, system: System) -> Result<Self, StepsError> {
         system.check()?;
         let setup = scheduler.setup();
         let dimms = setup.memories;
-        let modules = system.modules.max(dimms);
+        let all_dimms = system.all_dimms.max(dimms);
         let bytes = system.expert_bytes as f64;
         let moving = vec![vec![None; setup.experts]; setup.layers];
-        let map = Map { system, modules, dimms, bytes };
-        let lanes = Lanes::new(map.resources(), modules);
+        let map = Map { system, all_dimms, dimms, bytes };
+        let lanes = Lanes::new(map.resources(), all_dimms);
         Ok(Self { scheduler, lanes, map, moving, moves: 0 })
     }
 
     /// The scheduler, to give it profiles and placements before the first step.
-    pub fn scheduler_mut(&mut self) -> &mut Scheduler {
+    pub fn scheduler_mut(&mut self) -> &mut ExpertScheduler {
         &mut self.scheduler
     }
 
     /// The scheduler.
-    pub fn scheduler(&self) -> &Scheduler {
+    pub fn scheduler(&self) -> &ExpertScheduler {
         &self.scheduler
     }
 
@@ -270,7 +270,7 @@ impl Simulator {
     fn experts(&mut self, layer: usize, loads: &[u32], rows: Rows) -> Result<(f64, bool, f64), StepsError> {
         // Placements as they are before the step, which do not change in it.
         let schedule = self.scheduler.dispatch(layer, loads)?.clone();
-        let away = schedule.homes.iter().flatten().any(|h| *h != Home::Gpu);
+        let away = schedule.units.iter().flatten().any(|h| *h != ScheduledUnit::Gpu);
         let has_gpu = self.scheduler.setup().costs.gpu.is_some();
         let rows = (away && has_gpu)
             .then(|| self.rows(layer, Track::PcieBack, BACK, us(rows.to_host, self.map.system.pcie_gbs)));
@@ -279,14 +279,21 @@ impl Simulator {
         order.sort_by_key(|&e| (std::cmp::Reverse(loads[e]), e));
         let mut cpu_calc = 0.0;
         for &expert in &order {
-            let Some(home) = schedule.homes[expert] else { continue };
-            cpu_calc += self.expert(layer, expert, loads[expert], home, rows);
+            let Some(unit) = schedule.units[expert] else { continue };
+            cpu_calc += self.expert(layer, expert, loads[expert], unit, rows);
         }
         Ok((schedule.makespan_us, rows.is_some(), cpu_calc))
     }
 
     /// One expert's tasks; gives what the CPU calculates for it.
-    fn expert(&mut self, layer: usize, expert: usize, tokens: u32, home: Home, rows: Option<usize>) -> f64 {
+    fn expert(
+        &mut self,
+        layer: usize,
+        expert: usize,
+        tokens: u32,
+        unit: ScheduledUnit,
+        rows: Option<usize>,
+    ) -> f64 {
         let costs = &self.scheduler.setup().costs;
         let n = f64::from(tokens);
         let Some(place) = self.scheduler.placement(layer).and_then(|p| p.places().get(expert)).copied()
@@ -303,8 +310,8 @@ impl Simulator {
             after: [rows, moved],
             awaited: true,
         };
-        match home {
-            Home::Gpu => {
+        match unit {
+            ScheduledUnit::Gpu => {
                 let calc_us = costs.t_gpu_hit(n);
                 let mut after = [moved, None];
                 if !place.cached {
@@ -316,13 +323,13 @@ impl Simulator {
                 self.lanes.add(Task { track: Track::Gpu, calc_us, after, ..task });
                 0.0
             }
-            Home::Cpu => {
+            ScheduledUnit::Cpu => {
                 let calc_us = costs.cpu.table.at(n);
                 let uses = self.map.read(self.map.bytes, place.layout);
                 self.lanes.add(Task { calc_us, uses, ..task });
                 calc_us
             }
-            Home::Near(dimm) => {
+            ScheduledUnit::Near(dimm) => {
                 let calc_us = costs.near.as_ref().map_or(0.0, |u| u.table.at(n));
                 let memory = self.map.memory(usize::from(dimm));
                 let uses = vec![(memory, us(self.map.bytes, self.map.system.rates.private_gbs))];
@@ -343,7 +350,7 @@ impl Simulator {
             cpu_calc,
             pcie: used(PCIE),
             ndp: (0..map.dimms).map(|d| occupied(Track::Ndp(d as u16))).collect(),
-            memory: (0..map.modules).map(|d| used(map.memory(d))).collect(),
+            memory: (0..map.all_dimms).map(|d| used(map.memory(d))).collect(),
             link: (0..map.dimms).map(|d| used(map.link(d))).collect(),
             channel: (0..map.system.channels).map(|c| used(map.channel(c))).collect(),
         }

@@ -13,7 +13,7 @@ pub struct System {
     pub channels: usize,
     /// DIMMs that striped experts lie over. Those with near-data units are the first of them; where a setup has more,
     /// there are as many.
-    pub modules: usize,
+    pub all_dimms: usize,
     /// Rates of memory.
     pub rates: Rates,
     /// PCIe, one direction, in GB/s.
@@ -32,7 +32,7 @@ impl System {
         let moves_take_time = true;
         Self {
             channels: 8,
-            modules: 16,
+            all_dimms: 16,
             rates,
             pcie_gbs: 64.0,
             link_gbs: 25.0,
@@ -46,7 +46,7 @@ impl System {
     /// # Errors
     /// [`StepsError::Count`], [`StepsError::Number`].
     pub fn check(&self) -> Result<(), StepsError> {
-        for (what, found) in [("channels", self.channels), ("DIMMs", self.modules)] {
+        for (what, found) in [("channels", self.channels), ("DIMMs", self.all_dimms)] {
             if found == 0 || found > MOST {
                 return Err(StepsError::Count { what, found, limit: MOST });
             }

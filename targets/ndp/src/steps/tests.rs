@@ -17,7 +17,7 @@ fn table(us: f64) -> Table {
 
 /// A machine of 4 DIMMs on 2 channels, at peak rates.
 fn system() -> System {
-    System { channels: 2, modules: DIMMS, ..System::trimoe(Rates::peak(), BYTES as u64) }
+    System { channels: 2, all_dimms: DIMMS, ..System::trimoe(Rates::peak(), BYTES as u64) }
 }
 
 fn setup(system: Policy) -> Setup {
@@ -61,7 +61,7 @@ fn close(found: f64, wanted: f64) {
 }
 
 #[test]
-fn a_striped_expert_takes_the_processor_as_long_as_all_channels_take_for_it() {
+fn a_striped_expert_takes_the_cpu_as_long_as_all_channels_take_for_it() {
     let mut simulator = placed(setup(CPU_ONLY), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1, 1, 0, 0, 0, 0, 0, 0]);
     // Two of 32 MB at 76.8 GB/s; what is predicted is the same, since nothing else reads.
@@ -92,7 +92,7 @@ fn near_data_units_work_side_by_side() {
 }
 
 #[test]
-fn the_processor_and_pcie_share_the_channels_which_the_equations_do_not_say() {
+fn the_cpu_and_pcie_share_the_channels_which_the_equations_do_not_say() {
     // Calculation is short on both, so that each is bound by the way to it; greedy gives all to the CPU, Best
     // gives some to the GPU.
     let best = EN_KTRANSFORMERS;
@@ -100,7 +100,7 @@ fn the_processor_and_pcie_share_the_channels_which_the_equations_do_not_say() {
     let report = layer(&mut simulator, [1; EXPERTS]);
     let fetched = report.busy.pcie * 64.0 / BYTES * 1e3;
     assert!(fetched.round() >= 1.0 && (fetched - fetched.round()).abs() < 1e-6, "{fetched}");
-    // All eight come over the two channels, whichever unit asks: that is the least, and the prediction is below it.
+    // All eight come over the two channels, whichever unit reads: that is the least, and the prediction is below it.
     let least = EXPERTS as f64 * BYTES / 76.8 * 1e-3;
     assert!(report.experts_us > 0.999 * least, "{} for {least}", report.experts_us);
     assert!(report.error() < -0.2, "{}", report.error());
@@ -154,7 +154,7 @@ fn a_cache_on_the_host_is_read_over_pcie() {
 }
 
 #[test]
-fn without_a_gpu_attention_is_the_processors() {
+fn without_a_gpu_attention_is_the_cpu() {
     let mut setup = setup(GREEDY);
     setup.costs.gpu = None;
     let mut simulator = placed(setup, [Layout::Striped; EXPERTS]);

@@ -1,7 +1,7 @@
 //! The file of a layer's experts.
 
 use crate::common::{EXPERT, GLUS, small};
-use moec_ndp::allot::{Allotter, Home};
+use moec_ndp::allot::{Allotter, DramLayout};
 use moec_ndp::artifact::{Artifact, ArtifactError, MAX_EXPERTS, Placed, decode, encode};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
@@ -16,7 +16,7 @@ fn stream(dimm: u32, number: u32) -> Stream {
         bias: number % 2 == 1,
     };
     let mut allotter = Allotter::new(small(), shape, 8).expect("an allotter");
-    let rows = allotter.allot(EXPERT, Home::Dimm(dimm)).expect("room").rows.clone();
+    let rows = allotter.allot(EXPERT, DramLayout::Localized(dimm)).expect("room").rows.clone();
     emit(&shape, &small(), dimm, rows, allotter.boxes(), Output::Weighted).expect("a stream")
 }
 
@@ -57,7 +57,7 @@ fn what_cannot_be_read_is_not_written() {
     assert_eq!(encode(&twice), Err(ArtifactError::Order { expert: 2, before: 2 }));
     let mut mixed = artifact();
     mixed.experts[2].stream.geometry.rows = 9;
-    assert!(matches!(encode(&mixed), Err(ArtifactError::Modules { expert: 6, .. })));
+    assert!(matches!(encode(&mixed), Err(ArtifactError::Dimms { expert: 6, .. })));
     let mut nameless = artifact();
     nameless.experts[0].stream.name = "no name".into();
     assert!(matches!(encode(&nameless), Err(ArtifactError::Stream { expert: 2, .. })));

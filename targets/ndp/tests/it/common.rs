@@ -2,7 +2,7 @@
 
 use half::bf16;
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotment, Allotter, Expert, Home, Modules};
+use moec_ndp::allot::{Allotment, Allotter, DimmConfig, DramLayout, Expert};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::{Packed, Shape};
 use moec_ndp::machine::{Bus, Dimms, Program, Report};
@@ -93,8 +93,8 @@ fn panels(matrix: &[f32], inputs: usize, columns: &[Option<usize>]) -> Vec<u8> {
 }
 
 /// Four DIMMs with row sets of 64 KB.
-pub(crate) fn small() -> Modules {
-    Modules {
+pub(crate) fn small() -> DimmConfig {
+    DimmConfig {
         system: System { channels: 2, dimms: 2 },
         geometry: Geometry { subchannels: 2, ranks: 2, bank_groups: 2, banks: 2, rows: 4096, lines: 64 },
     }
@@ -112,11 +112,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(weights: &Weights, slots: u32, output: Output) -> Self {
-        let modules = small();
-        let mut allotter = Allotter::new(modules, weights.shape, slots).expect("an allotter");
-        let allotment = allotter.allot(EXPERT, Home::Dimm(1)).expect("room").clone();
-        let stream = emit(&weights.shape, &modules, 1, allotment.rows.clone(), allotter.boxes(), output);
-        let mut dimms = Dimms::new(modules, Bus::plain(153.6), true).expect("DIMMs");
+        let dimm_config = small();
+        let mut allotter = Allotter::new(dimm_config, weights.shape, slots).expect("an allotter");
+        let allotment = allotter.allot(EXPERT, DramLayout::Localized(1)).expect("room").clone();
+        let stream = emit(&weights.shape, &dimm_config, 1, allotment.rows.clone(), allotter.boxes(), output);
+        let mut dimms = Dimms::new(dimm_config, Bus::plain(153.6), true).expect("DIMMs");
         let image = weights.image();
         dimms.write(&allotment, 0, &image).expect("it fits");
         Self { allotter, dimms, stream: stream.expect("a stream"), image }
@@ -126,7 +126,10 @@ impl Bench {
     pub(crate) fn run(&mut self, dimm: u32, x: &[f32], factors: &[f32], first: u32) -> (Vec<f32>, Report) {
         let (shape, boxes) = (*self.allotter.shape(), self.allotter.boxes().clone());
         let hidden = shape.hidden as usize;
-        let part = |rows: &std::ops::Range<u32>| Allotment { home: Home::Dimm(dimm), rows: rows.clone() };
+        let part = |rows: &std::ops::Range<u32>| Allotment {
+            layout: DramLayout::Localized(dimm),
+            rows: rows.clone(),
+        };
         let n = (x.len() / hidden) as u32;
         for ((x, factor), slot) in x.chunks_exact(hidden).zip(factors).zip(u64::from(first)..) {
             let mut bytes: Vec<u8> = x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();

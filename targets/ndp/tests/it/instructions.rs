@@ -2,7 +2,7 @@
 
 use crate::common::{Random, bits, small};
 use half::bf16;
-use moec_ndp::allot::{Allotment, Home};
+use moec_ndp::allot::{Allotment, DramLayout};
 use moec_ndp::machine::{Bus, Dimms, Fault, Program, Report, time};
 use moec_ndp_isa::parse;
 
@@ -45,7 +45,7 @@ fn numbers_go_through_the_activation_unit() {
          store f32[7168 + t*64], out[5 + r*6], lines 1",
     );
     let mut dimms = Dimms::new(small(), Bus::plain(64.0), true).expect("DIMMs");
-    let at = |rows| Allotment { home: Home::Dimm(1), rows };
+    let at = |rows| Allotment { layout: DramLayout::Localized(1), rows };
     let mut numbers = Random(3).numbers(8 * 32, 6.0);
     for (number, (x, _)) in numbers[2 * 32..].iter_mut().zip(GELU) {
         *number = x;
@@ -169,18 +169,18 @@ fn engines_share_the_bus() {
 #[test]
 fn the_host_writes_and_reads_whole_lines_of_what_is_there() {
     let mut dimms = Dimms::new(small(), plain(), true).expect("DIMMs");
-    let at = |home, rows| Allotment { home, rows };
+    let at = |layout, rows| Allotment { layout, rows };
     let says = |found: Result<(), Fault>| found.expect_err("a fault").to_string();
-    let four = at(Home::Dimm(4), 0..1);
+    let four = at(DramLayout::Localized(4), 0..1);
     assert_eq!(says(dimms.write(&four, 0, &[0; 64])), "there is no DIMM 4: the machine has 4, from 0");
-    let one = at(Home::Dimm(0), 5..6);
+    let one = at(DramLayout::Localized(0), 5..6);
     assert_eq!(says(dimms.write(&one, 0, &[0; 65])), "65 bytes are not whole lines of 64");
     assert_eq!(says(dimms.write(&one, 1023, &[0; 128])), "2 lines from line 1023 on: rows 5..6 have 1024");
     assert_eq!(
         says(dimms.read(&one, u64::MAX, &mut [0; 64])),
         format!("1 lines from line {} on: rows 5..6 have 1024", u64::MAX)
     );
-    let all = at(Home::Striped, 4095..4096);
+    let all = at(DramLayout::Striped, 4095..4096);
     dimms.write(&all, 4 * 1024 - 1, &[7; 64]).expect("the last line");
     assert!(says(dimms.write(&all, 4 * 1024 - 1, &[0; 128])).ends_with("rows 4095..4096 have 4096"));
     let mut line = [0; 64];

@@ -1,17 +1,17 @@
 //! Experts on their way between DIMMs and layouts.
 
 use crate::common::{Bench, EXPERT, GLUS, Random, Weights, bits, small};
-use moec_ndp::allot::{Allotment, Home, Modules, Move};
+use moec_ndp::allot::{Allotment, DimmConfig, DramLayout, Move};
 use moec_ndp::emit::{EmitError, Output, emit, transfer};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{LINK_GBS, Program, Report};
 
 const SHAPE: Shape = Shape { hidden: 192, inner: 320, glu: GLUS[0], bias: true };
 
-/// Brings the expert of a bench to another home.
-fn go(bench: &mut Bench, home: Home) -> (Move, Report) {
-    let moved = bench.allotter.begin(EXPERT, home).expect("room");
-    let stream = transfer(&SHAPE, bench.allotter.modules(), &moved).expect("a stream");
+/// Brings the expert of a bench to another layout.
+fn go(bench: &mut Bench, layout: DramLayout) -> (Move, Report) {
+    let moved = bench.allotter.begin(EXPERT, layout).expect("room");
+    let stream = transfer(&SHAPE, bench.allotter.dimm_config(), &moved).expect("a stream");
     let program = Program::new(stream).expect("it is verified");
     let report = bench.dimms.run(&program, 0, 0).expect("no fault");
     bench.allotter.settle(EXPERT).expect("it was on its way");
@@ -30,17 +30,24 @@ fn an_expert_that_goes_there_and_back_is_the_same() {
     let x = Random(4).numbers(3 * 192, 1.0);
     let (before, _) = bench.run(1, &x, &[1.0; 3], 0);
     let lines = bench.image.len() as u64 / 64;
-    for home in [Home::Striped, Home::Dimm(1), Home::Dimm(3), Home::Dimm(0), Home::Striped, Home::Dimm(2)] {
-        let (moved, report) = go(&mut bench, home);
-        assert_eq!(bytes(&bench, &moved.to), bench.image, "{home:?}");
+    for layout in [
+        DramLayout::Striped,
+        DramLayout::Localized(1),
+        DramLayout::Localized(3),
+        DramLayout::Localized(0),
+        DramLayout::Striped,
+        DramLayout::Localized(2),
+    ] {
+        let (moved, report) = go(&mut bench, layout);
+        assert_eq!(bytes(&bench, &moved.to), bench.image, "{layout:?}");
         assert_eq!((report.read, report.written), (lines, lines));
         // Computed where it is now.
-        if let Home::Dimm(dimm) = home {
+        if let DramLayout::Localized(dimm) = layout {
             let boxes = bench.allotter.boxes();
             bench.stream =
                 emit(&SHAPE, &small(), dimm, moved.to.rows, boxes, Output::Slots).expect("a stream");
             let (after, _) = bench.run(dimm, &x, &[1.0; 3], 0);
-            assert_eq!(bits(&after), bits(&before), "{home:?}");
+            assert_eq!(bits(&after), bits(&before), "{layout:?}");
         }
     }
 }
@@ -49,10 +56,10 @@ fn an_expert_that_goes_there_and_back_is_the_same() {
 #[test]
 fn layouts_are_physical() {
     let mut bench = Bench::new(&Weights::random(SHAPE, 3), 8, Output::Slots);
-    let (moved, _) = go(&mut bench, Home::Striped);
+    let (moved, _) = go(&mut bench, DramLayout::Striped);
     let shares: Vec<Vec<u8>> = (0..4)
         .map(|dimm| {
-            let share = Allotment { home: Home::Dimm(dimm), rows: moved.to.rows.clone() };
+            let share = Allotment { layout: DramLayout::Localized(dimm), rows: moved.to.rows.clone() };
             let mut bytes = vec![0; 64 * 16];
             // Lines that the share does not fill were not written, and these DIMMs are strict.
             let _ = bench.dimms.read(&share, 0, &mut bytes);
@@ -71,20 +78,20 @@ fn layouts_are_physical() {
 fn links_take_their_time() {
     let mut bench = Bench::new(&Weights::random(SHAPE, 3), 8, Output::Slots);
     let bytes = bench.image.len() as f64;
-    let (_, migrated) = go(&mut bench, Home::Dimm(0));
+    let (_, migrated) = go(&mut bench, DramLayout::Localized(0));
     assert_eq!(migrated.linked, bench.image.len() as u64 / 64);
     let ns = bytes / LINK_GBS;
     assert!(migrated.ns >= ns && migrated.ns < ns * 1.01, "{} for {ns}", migrated.ns);
     // A quarter of what is striped over four DIMMs stays.
-    let (_, striped) = go(&mut bench, Home::Striped);
+    let (_, striped) = go(&mut bench, DramLayout::Striped);
     assert!(striped.ns >= ns * 0.75 && striped.ns < ns * 0.76, "{} for {ns}", striped.ns);
 }
 
 #[test]
 fn what_stays_where_it_is_has_no_stream() {
-    let at = |home| Allotment { home, rows: 9..12 };
-    for home in [Home::Dimm(1), Home::Striped] {
-        let moved = Move { expert: EXPERT, from: at(home), to: at(home) };
-        assert_eq!(transfer(&SHAPE, &Modules::trimoe(), &moved), Err(EmitError::Stays));
+    let at = |layout| Allotment { layout, rows: 9..12 };
+    for layout in [DramLayout::Localized(1), DramLayout::Striped] {
+        let moved = Move { expert: EXPERT, from: at(layout), to: at(layout) };
+        assert_eq!(transfer(&SHAPE, &DimmConfig::trimoe(), &moved), Err(EmitError::Stays));
     }
 }

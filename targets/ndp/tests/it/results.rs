@@ -173,11 +173,11 @@ fn a_machine_says_what_it_cannot_do() {
 fn what_nobody_wrote_is_zero_where_that_is_allowed() {
     let shape = Shape { hidden: 64, inner: 32, glu: GLUS[0], bias: false };
     let bench = Bench::new(&Weights::random(shape, 1), 4, Output::Slots);
-    let (modules, bus) = (*bench.dimms.modules(), *bench.dimms.bus());
-    let mut dimms = Dimms::new(modules, bus, false).expect("DIMMs");
+    let (dimm_config, bus) = (*bench.dimms.dimm_config(), *bench.dimms.bus());
+    let mut dimms = Dimms::new(dimm_config, bus, false).expect("DIMMs");
     dimms.run(&Program::new(bench.stream).expect("it is verified"), 0, 2).expect("no fault");
     let empty =
-        moec_ndp::allot::Modules { system: moec_ndp_isa::System { channels: 0, dimms: 1 }, ..modules };
+        moec_ndp::allot::DimmConfig { system: moec_ndp_isa::System { channels: 0, dimms: 1 }, ..dimm_config };
     let fault = Dimms::new(empty, bus, false).expect_err("no DIMMs");
-    assert_eq!(fault, Fault::Modules(empty));
+    assert_eq!(fault, Fault::Dimms(empty));
 }

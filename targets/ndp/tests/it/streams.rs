@@ -2,7 +2,7 @@
 
 use crate::common::{Bench, GLUS, Random, Weights, bits, small};
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, Home, Modules};
+use moec_ndp::allot::{Allotter, DimmConfig, DramLayout};
 use moec_ndp::emit::{EmitError, Output, emit};
 use moec_ndp::evaluate::expert;
 use moec_ndp::image::Shape;
@@ -28,10 +28,10 @@ const SHAPES: [(u32, u32, Glu, bool, u32); 13] = [
     (33, 17, Glu::Gated(Activation::GeluTanh), true, 64),
 ];
 
-fn stream(modules: Modules, shape: &Shape, slots: u32, output: Output) -> Stream {
-    let mut allotter = Allotter::new(modules, *shape, slots).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, Home::Dimm(1)).expect("room").rows.clone();
-    emit(shape, &modules, 1, rows, allotter.boxes(), output).expect("a stream")
+fn stream(dimm_config: DimmConfig, shape: &Shape, slots: u32, output: Output) -> Stream {
+    let mut allotter = Allotter::new(dimm_config, *shape, slots).expect("an allotter");
+    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(1)).expect("room").rows.clone();
+    emit(shape, &dimm_config, 1, rows, allotter.boxes(), output).expect("a stream")
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn the_verifier_accepts_every_stream() {
         let shape = Shape { hidden, inner, glu, bias };
         for output in [Output::Slots, Output::Weighted] {
             for slots in [1, 2, 7, 64, 4096] {
-                let stream = stream(Modules::trimoe(), &shape, slots, output);
+                let stream = stream(DimmConfig::trimoe(), &shape, slots, output);
                 verify(&stream).unwrap_or_else(|fault| panic!("{shape:?}, {slots} slots: {fault}"));
                 assert_eq!(parse(&print(&stream)).expect("a text form"), stream);
                 assert_eq!(decode(&encode(&stream)).expect("a binary form"), stream);
@@ -58,7 +58,7 @@ fn every_weight_is_read_once_in_a_block() {
     for (hidden, inner, glu, bias, _) in SHAPES {
         let shape = Shape { hidden, inner, glu, bias };
         let image = shape.image().expect("an image");
-        let stream = stream(Modules::trimoe(), &shape, 64, Output::Slots);
+        let stream = stream(DimmConfig::trimoe(), &shape, 64, Output::Slots);
         let mut read: Vec<_> = stream.code.iter().filter(|i| matches!(i.op, Op::Gemv { .. })).collect();
         read.sort_by_key(|i| i.op.lines()[0].lines.line);
         let end = read.iter().fold(0, |at, i| {
@@ -72,11 +72,11 @@ fn every_weight_is_read_once_in_a_block() {
 
 #[test]
 fn an_expert_that_is_too_wide_is_refused() {
-    let modules = Modules::trimoe();
+    let dimm_config = DimmConfig::trimoe();
     let shape = Shape { hidden: 131_072, inner: 64, glu: GLUS[0], bias: false };
-    let mut allotter = Allotter::new(modules, shape, 4).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, Home::Dimm(0)).expect("room").rows.clone();
-    let refused = emit(&shape, &modules, 0, rows, allotter.boxes(), Output::Slots).expect_err("too wide");
+    let mut allotter = Allotter::new(dimm_config, shape, 4).expect("an allotter");
+    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
+    let refused = emit(&shape, &dimm_config, 0, rows, allotter.boxes(), Output::Slots).expect_err("too wide");
     assert_eq!(
         refused.to_string(),
         "a token of an expert of 131072 by 64 takes 263040 bytes of the buffer, which has 262144: such an expert is not \
@@ -85,13 +85,13 @@ fn an_expert_that_is_too_wide_is_refused() {
     // A token fits, and the sums of few panels at a time.
     let many = Shape { hidden: 65_250, inner: 65_250, ..shape };
     let refused =
-        emit(&many, &modules, 0, 0..1, allotter.boxes(), Output::Slots).err().map(|e| e.to_string());
+        emit(&many, &dimm_config, 0, 0..1, allotter.boxes(), Output::Slots).err().map(|e| e.to_string());
     let wanted = "the stream of an expert of 65250 by 65250 takes more instructions than a stream has, or more lines than an \
                   instruction moves";
     assert_eq!(refused.as_deref(), Some(wanted));
     let shape = Shape { hidden: 0, ..shape };
     let boxes = allotter.boxes().clone();
-    assert!(matches!(emit(&shape, &modules, 0, 0..1, &boxes, Output::Slots), Err(EmitError::Image(_))));
+    assert!(matches!(emit(&shape, &dimm_config, 0, 0..1, &boxes, Output::Slots), Err(EmitError::Image(_))));
 }
 
 /// A stream as people read it.
@@ -130,7 +130,7 @@ proptest! {
     #[test]
     fn any_shape_has_a_stream_that_holds(shape in shapes(40_000), slots in prop_oneof![1..64_u32, 1..5000_u32], weighted: bool) {
         let output = if weighted { Output::Weighted } else { Output::Slots };
-        let stream = stream(Modules::trimoe(), &shape, slots, output);
+        let stream = stream(DimmConfig::trimoe(), &shape, slots, output);
         prop_assert_eq!(verify(&stream), Ok(()));
         prop_assert!(stream.tokens >= 1 && stream.tokens <= slots);
     }

@@ -2,7 +2,7 @@
 
 use moec_dram::{Kind, Layout, Options, Path, Timing};
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, Home, Modules};
+use moec_ndp::allot::{Allotter, DimmConfig, DramLayout};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, GFLOPS, Program, channel, time, times};
@@ -12,10 +12,10 @@ use moec_ndp_isa::Place;
 const DEEPSEEK: Shape = Shape { hidden: 5120, inner: 1536, glu: Glu::Gated(Activation::Silu), bias: false };
 
 fn program(shape: Shape, slots: u32) -> Program {
-    let modules = Modules::trimoe();
-    let mut allotter = Allotter::new(modules, shape, slots).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, Home::Dimm(0)).expect("room").rows.clone();
-    let stream = emit(&shape, &modules, 0, rows, allotter.boxes(), Output::Slots).expect("a stream");
+    let dimm_config = DimmConfig::trimoe();
+    let mut allotter = Allotter::new(dimm_config, shape, slots).expect("an allotter");
+    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
+    let stream = emit(&shape, &dimm_config, 0, rows, allotter.boxes(), Output::Slots).expect("a stream");
     Program::new(stream).expect("it is verified")
 }
 
@@ -37,7 +37,7 @@ fn one_token_streams_at_the_internal_bandwidth() {
 /// Both the bus that stands for all private ones and a whole expert take as long as these buses do clock by clock.
 #[test]
 fn time_is_that_of_the_cycle_level_model() {
-    let channel = channel(&Modules::trimoe(), Timing::trimoe(), Options::default());
+    let channel = channel(&DimmConfig::trimoe(), Timing::trimoe(), Options::default());
     let (lines, bus) = ((bytes(&DEEPSEEK) / 64.0) as u64, Bus::trimoe());
     let simulated = channel.timing.microseconds(channel.stream_cycles(Path::Ndp, lines)) * 1000.0;
     let read = lines as f64 * bus.read_ns;
@@ -52,16 +52,18 @@ fn time_is_that_of_the_cycle_level_model() {
 /// Lines that the model of the DRAM reads in turns are those that the layout places in turns.
 #[test]
 fn the_cycle_level_model_reads_localized_lines() {
-    let modules = Modules::trimoe();
-    let geometry = channel(&modules, Timing::trimoe(), Options::default()).geometry;
-    let buses = modules.geometry.subchannels * modules.geometry.ranks;
+    let dimm_config = DimmConfig::trimoe();
+    let geometry = channel(&dimm_config, Timing::trimoe(), Options::default()).geometry;
+    let buses = dimm_config.geometry.subchannels * dimm_config.geometry.ranks;
     for bus in 0..buses {
-        let (subchannel, rank) = (bus % modules.geometry.subchannels, bus / modules.geometry.subchannels);
+        let (subchannel, rank) =
+            (bus % dimm_config.geometry.subchannels, bus / dimm_config.geometry.subchannels);
         let one = moec_dram::Geometry { ranks: 1, ..geometry };
         let requests = Layout::LOCALIZED.requests(Kind::Read, one, (rank, 7), 5000);
         for (number, request) in (0..).zip(requests) {
             let line = number * u64::from(buses) + u64::from(bus);
-            let place = moec_ndp_isa::Layout::Localized.place(&modules.geometry, 7, line).expect("a place");
+            let place =
+                moec_ndp_isa::Layout::Localized.place(&dimm_config.geometry, 7, line).expect("a place");
             let at = request.at;
             let read = (subchannel, at.rank, at.group, at.bank, at.row, at.column);
             let Place { subchannel, rank, bank_group, bank, row, column } = place;

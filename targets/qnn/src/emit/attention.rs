@@ -4,7 +4,7 @@
 //! out; the executor of the graph writes them to their places ([`moec_qnn_unit::attention`]). Inside, the chunk's keys stand after those
 //! of the cache, so that a mask of `[T, C + T]` says which a row sees.
 //!
-//! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both would tell scores apart no more. Here
+//! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both would distinguish scores no more. Here
 //! the smaller of score and mask counts. Where a row sees a key the mask is at least as large as any score, else it is less than all by so
 //! much that its share of the softmax is nothing, and codes reach no further than that ([`fitted`]).
 

@@ -106,7 +106,7 @@ impl Executor {
         self.watch(inputs, &mut |_, _| ())
     }
 
-    /// As [`Self::run`]; `seen` is told of every activation when it is there.
+    /// As [`Self::run`]; `seen` is notified of every activation when it is there.
     ///
     /// # Errors
     /// As [`Self::run`].

@@ -3,7 +3,7 @@
 //! Names, field numbers and values are those of the public specification (`onnx.proto`, version 2 of protobuf). Fields that
 //! are left out here are skipped by the decoder.
 
-/// Version of the format that has numbers of 4 bits; the set of operators may ask for a later one.
+/// Version of the format that has numbers of 4 bits; the set of operators may request a later one.
 pub(super) const IR_VERSION: i64 = 10;
 
 /// `TensorProto.DataType`.

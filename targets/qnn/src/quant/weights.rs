@@ -1,10 +1,10 @@
 //! Matrices as the HTP has them: a scale for each output channel, codes of 8 or 4 bits, no offset.
 //!
 //! QNN has no scales for groups of channels, so that one outlier coarsens a whole row (PowerInfer-2, §7.6). Which rows have 8
-//! bits, and what codes are, is decided once for all units ([`moec_family::Rounding::channels`]).
+//! bits, and what codes are, is decided once for all units ([`moec_backend::Rounding::channels`]).
 
 use crate::net::{Data, Dtype, Quant, Tensor, pack_nibbles};
-use moec_family::Channels;
+use moec_backend::Channels;
 use std::ops::Range;
 
 /// Bits of the codes of a row.

@@ -34,7 +34,7 @@ pub enum Error {
         /// The file.
         name: String,
     },
-    /// The system cannot load a part.
+    /// The operating system cannot load a part.
     #[error("`{}` cannot be loaded: {why}", path.display())]
     Load {
         /// The file.
@@ -146,8 +146,8 @@ pub enum Error {
         /// Message of the operating system.
         why: String,
     },
-    /// The process that QNN runs in cannot be asked: too many bytes, or a path that is no UTF-8.
-    #[error("QNN's process cannot be asked to {doing}: {why}")]
+    /// The process that QNN runs in cannot get a request: too many bytes, or a path that is no UTF-8.
+    #[error("QNN's process cannot be requested to {doing}: {why}")]
     Request {
         /// Request that was not sent.
         doing: String,
@@ -155,7 +155,7 @@ pub enum Error {
         why: String,
     },
     /// The process that QNN runs in has died.
-    #[error("QNN's process has died while it was asked to {doing}: {how}{}", lines(messages))]
+    #[error("QNN's process has died while it had to {doing}: {how}{}", lines(messages))]
     Died {
         /// The request.
         doing: String,
@@ -175,7 +175,7 @@ pub enum Error {
         messages: Vec<String>,
     },
     /// The process that QNN runs in said something unexpected.
-    #[error("QNN's process answers wrongly when it is asked to {doing}: {why}")]
+    #[error("QNN's process answers wrongly when it has to {doing}: {why}")]
     Protocol {
         /// The request.
         doing: String,
@@ -217,7 +217,7 @@ impl Error {
 mod tests {
     use super::*;
 
-    /// Message of the loader where the system lacks it; the wheel does not bring it along.
+    /// Message of the loader where the operating system lacks it; the wheel does not bring it along.
     #[test]
     fn a_missing_libatomic_is_named() {
         let why = "libatomic.so.1: cannot open shared object file: No such file or directory".into();

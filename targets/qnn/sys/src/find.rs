@@ -36,7 +36,7 @@ impl Installation {
     }
 
     /// Looks for what executes context binaries, which is less than what writes them: in the folder that [`VARIABLE`] names, or
-    /// else in `beside`, or else where the system's loader looks, which says itself whether it is there.
+    /// else in `beside`, or else where the operating system's loader looks, which says itself whether it is there.
     ///
     /// # Errors
     /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or `beside` has a part of it.
@@ -96,7 +96,7 @@ impl Installation {
         Self::at(packages.join("onnxruntime_qnn"))
     }
 
-    /// The folder; empty where the system's loader looks for the files.
+    /// The folder; empty where the operating system's loader looks for the files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -1,6 +1,6 @@
 //! Networks with random weights, and rows for them.
 
-use moec_family::Channels;
+use moec_backend::Channels;
 use moec_ir::{Activation, Glu, RopeStyle};
 use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation, fitted};
 use moec_qnn::exec::Executor;

@@ -13,7 +13,7 @@
 //! Results are `y[T, H]`, `new_keys[kv, T, qk]` and `new_values[kv, T, v]`.
 
 use half::f16;
-use moec_ir::plan::{GraphDecl, Port};
+use moec_ir::plan::{GraphDecl, GraphTensor};
 
 /// Names of what a graph takes in the order of the graph's; the last two where it rotates.
 pub const INPUTS: [&str; 6] = ["x", "keys", "values", "mask", "cos", "sin"];
@@ -37,7 +37,7 @@ pub struct Shape {
 
 /// Inputs of a call, as a graph takes them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given<'a> {
+pub struct CallInputs<'a> {
     /// `[T, H]`
     pub x: &'a [f16],
     /// `[T, C + T]`: whether a row sees a key.
@@ -49,7 +49,7 @@ pub struct Given<'a> {
 }
 
 /// The place and the extents of a port.
-fn port<'a>(ports: &'a [Port], name: &str) -> Option<(usize, &'a [u32; 4])> {
+fn port<'a>(ports: &'a [GraphTensor], name: &str) -> Option<(usize, &'a [u32; 4])> {
     let at = ports.iter().position(|p| p.name == name)?;
     Some((at, &ports[at].shape))
 }
@@ -155,7 +155,7 @@ impl Shape {
     ///
     /// # Errors
     /// Inputs of other sizes, or a row that is written twice, for people.
-    pub fn given<'a>(&self, inputs: &[&'a [f16]]) -> Result<Given<'a>, String> {
+    pub fn given<'a>(&self, inputs: &[&'a [f16]]) -> Result<CallInputs<'a>, String> {
         let &Self { rows, context, at: [x, mask, write, angles], .. } = self;
         let of = |at: usize, count: usize| match inputs.get(at) {
             Some(given) if given.len() == count => Ok(*given),
@@ -191,7 +191,7 @@ impl Shape {
             [part(0), part(half)]
         };
         let angles = if half > 0 { Some(split(of(angles, rows * 2 * half)?)) } else { None };
-        Ok(Given { x, sees, angles, places })
+        Ok(CallInputs { x, sees, angles, places })
     }
 
     /// Writes a chunk's keys and values, `new[kv, T, dim]` each, to their places in the caches `[kv, C, dim]`. A number may have
@@ -279,7 +279,7 @@ mod tests {
     const CONTEXT: usize = 6;
 
     fn graph(rows: u32) -> GraphDecl {
-        let port = |name: &str, shape| Port { name: name.to_owned(), shape };
+        let port = |name: &str, shape| GraphTensor { name: name.to_owned(), shape };
         let context = CONTEXT as u32;
         GraphDecl {
             package: "artifacts/layers.0.attn.qnn".to_owned(),

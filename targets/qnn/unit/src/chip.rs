@@ -1,7 +1,7 @@
 //! The library, the chip, and what is loaded of a bundle: all on one thread.
 
 use crate::attention::Shape;
-use crate::ports::Port;
+use crate::ports::GraphTensor;
 use crate::queue::{Chip, Memory};
 use moec_ir::plan::{self, GraphDecl};
 use moec_qnn_sys::{
@@ -28,7 +28,7 @@ pub(crate) enum Refused {
     Context(PathBuf, String),
     /// A graph, and what is wrong with it.
     Graph(String, String),
-    /// The system.
+    /// The operating system.
     System(String),
 }
 
@@ -56,8 +56,8 @@ struct Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
     pub(crate) name: String,
-    pub(crate) inputs: Vec<Port>,
-    pub(crate) outputs: Vec<Port>,
+    pub(crate) inputs: Vec<GraphTensor>,
+    pub(crate) outputs: Vec<GraphTensor>,
     /// Of attention: its sizes, and the artifact whose graphs keep the same.
     pub(crate) attention: Option<(Shape, String)>,
 }
@@ -71,7 +71,7 @@ impl Ports {
     /// Whether another graph of the same artifact stores keys and values alike.
     fn keeps_as(&self, other: &Self) -> bool {
         let count = |p: &Self| p.attention.as_ref().map(|(shape, _)| shape.cached());
-        let of = |p: &'_ Self| p.inputs.get(1..3).map(<[Port]>::to_vec).unwrap_or_default();
+        let of = |p: &'_ Self| p.inputs.get(1..3).map(<[GraphTensor]>::to_vec).unwrap_or_default();
         let alike = of(self).iter().zip(of(other)).all(|(a, b)| a.alike(&b));
         count(self) == count(other) && alike
     }
@@ -155,8 +155,9 @@ fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, P
         info.ok_or_else(|| wrong(format!("`{}` has no graph of that name", package.file.path().display())))?;
     if graph.stateful {
         let shape = Shape::of(graph, &named(&info.inputs), &named(&info.outputs)).map_err(&wrong)?;
-        let ports =
-            |all: &[TensorInfo]| all.iter().map(Port::stored).collect::<Result<Vec<_>, _>>().map_err(&wrong);
+        let ports = |all: &[TensorInfo]| {
+            all.iter().map(GraphTensor::stored).collect::<Result<Vec<_>, _>>().map_err(&wrong)
+        };
         let (inputs, outputs) = (ports(&info.inputs)?, ports(&info.outputs)?);
         if [1, 2].iter().any(|&i| !inputs[i].alike(&outputs[i])) {
             return Err(wrong("its keys and values come out in another form than they go in".to_owned()));
@@ -165,11 +166,18 @@ fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, P
         let ports = Ports { name: name.clone(), inputs, outputs, attention };
         return Ok((Entry { name, package: index, info, graph: None }, ports));
     }
-    let ports = |found: &[TensorInfo], wanted: &[plan::Port], what: &str| -> Result<Vec<Port>, Refused> {
+    let ports = |found: &[TensorInfo],
+                 wanted: &[plan::GraphTensor],
+                 what: &str|
+     -> Result<Vec<GraphTensor>, Refused> {
         if found.len() != wanted.len() {
             return Err(wrong(format!("it has {} {what}, and the plan says {}", found.len(), wanted.len())));
         }
-        found.iter().zip(wanted).map(|(found, wanted)| Port::of(found, wanted).map_err(&wrong)).collect()
+        found
+            .iter()
+            .zip(wanted)
+            .map(|(found, wanted)| GraphTensor::of(found, wanted).map_err(&wrong))
+            .collect()
     };
     let inputs = ports(&info.inputs, &graph.inputs, "inputs")?;
     let outputs = ports(&info.outputs, &graph.outputs, "outputs")?;

@@ -5,7 +5,7 @@
 //!   and executed in this process.
 //! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the CPU
 //!   computes (PowerInfer-2, §4.1.3).
-//! * `queue`: what that thread is asked: to execute, and to have graphs ready that a call will come to.
+//! * `queue`: the requests to that thread: to execute, and to have graphs ready that a call will come to.
 //! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
 //! * `ports`: numbers as a graph's inputs and outputs hold them.
 //!
@@ -21,4 +21,4 @@ mod ports;
 mod queue;
 mod unit;
 
-pub use unit::{FAMILY, Hexagon, NATIVE};
+pub use unit::{BACKEND, Hexagon, NATIVE};

@@ -8,7 +8,7 @@ use moec_qnn_sys::{DType, Quant, TensorInfo};
 
 /// An input or an output of a graph.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Port {
+pub(crate) struct GraphTensor {
     name: String,
     form: Form,
     /// Bytes of its stored numbers.
@@ -28,12 +28,12 @@ enum Form {
 const U16: (i64, i64) = (0, 0xFFFF);
 const U8: (i64, i64) = (0, 0xFF);
 
-impl Port {
+impl GraphTensor {
     /// A tensor that a context describes, if it is the one that the plan names: `[rows, channels]`.
     ///
     /// # Errors
     /// Another shape, or a type that no caller writes or reads, for people.
-    pub(crate) fn of(info: &TensorInfo, port: &plan::Port) -> Result<Self, String> {
+    pub(crate) fn of(info: &TensorInfo, port: &plan::GraphTensor) -> Result<Self, String> {
         let name = &info.name;
         if info.dims != port.shape[..2] || port.shape[2..] != [1, 1] {
             return Err(format!("`{name}` is {:?}, and the plan says {:?}", info.dims, port.shape));
@@ -77,7 +77,7 @@ impl Port {
         if has == numbers { Ok(()) } else { Err(format!("`{}` has {has} numbers, not {numbers}", self.name)) }
     }
 
-    /// Stores numbers in memory of [`Port::bytes`].
+    /// Stores numbers in memory of [`GraphTensor::bytes`].
     ///
     /// # Errors
     /// Another number of them.
@@ -100,7 +100,7 @@ impl Port {
         Ok(())
     }
 
-    /// Numbers that memory of [`Port::bytes`] stores.
+    /// Numbers that memory of [`GraphTensor::bytes`] stores.
     ///
     /// # Errors
     /// Another number of them, or one that f16 does not hold.

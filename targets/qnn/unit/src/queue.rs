@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     pub(crate) outputs: Vec<Vec<u8>>,
 }
 
-/// The thread, and what it is asked.
+/// The thread, and the requests to it.
 #[derive(Debug)]
 pub(crate) struct Queue {
     shared: Arc<Shared>,
@@ -39,29 +39,29 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Shared {
-    asked: Mutex<Asked>,
+    requests: Mutex<Requests>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Asked {
+struct Requests {
     /// To be ready, in this order.
     ahead: VecDeque<usize>,
     /// To be executed.
     job: Option<(usize, Memory)>,
     /// Its result.
     done: Option<(Memory, Result<(), String>)>,
-    /// Nothing more is asked, or answered.
+    /// No more requests come, or are answered.
     closed: bool,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, asked: MutexGuard<'a, Asked>) -> MutexGuard<'a, Asked> {
-        self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, requests: MutexGuard<'a, Requests>) -> MutexGuard<'a, Requests> {
+        self.changed.wait(requests).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,23 +79,23 @@ impl Queue {
     /// Starts the thread with what `open` gives there, and passes on what it says besides.
     ///
     /// # Errors
-    /// `open`'s; `failed` of what the system says where it has no thread.
+    /// `open`'s; `failed` of what the operating system says where it has no thread.
     pub(crate) fn start<C: Chip, T: Send + 'static, E: Send + 'static>(
         open: impl FnOnce() -> Result<(C, T), E> + Send + 'static,
         failed: impl FnOnce(String) -> E,
     ) -> Result<(Self, T), E> {
         let shared = Arc::<Shared>::default();
-        let (here, told) = (Arc::clone(&shared), std::sync::mpsc::channel());
-        let (tell, hear) = told;
+        let (here, channel) = (Arc::clone(&shared), std::sync::mpsc::channel());
+        let (send, receive) = channel;
         let body = move || {
             let _closing = Closing(&here);
             match open() {
                 Ok((mut chip, about)) => {
-                    let _ = tell.send(Ok(about));
+                    let _ = send.send(Ok(about));
                     answer(&here, &mut chip);
                 }
                 Err(e) => {
-                    let _ = tell.send(Err(e));
+                    let _ = send.send(Err(e));
                 }
             }
         };
@@ -103,7 +103,7 @@ impl Queue {
             Ok(thread) => thread,
             Err(e) => return Err(failed(e.to_string())),
         };
-        match hear.recv() {
+        match receive.recv() {
             Ok(Ok(about)) => Ok((Self { shared, thread: Some(thread) }, about)),
             Ok(Err(e)) => Err(e),
             Err(_) => Err(failed("its thread ended while it was opened".to_owned())),
@@ -112,9 +112,9 @@ impl Queue {
 
     /// Graphs that a call will come to, in its order, instead of those that were named before.
     pub(crate) fn prepare(&self, graphs: &[usize]) {
-        let mut asked = self.shared.lock();
-        asked.ahead.clear();
-        asked.ahead.extend(graphs);
+        let mut requests = self.shared.lock();
+        requests.ahead.clear();
+        requests.ahead.extend(graphs);
         self.shared.changed.notify_all();
     }
 
@@ -123,17 +123,17 @@ impl Queue {
     /// # Errors
     /// What the chip says, or that its thread has ended.
     pub(crate) fn execute(&self, graph: usize, memory: Memory) -> (Memory, Result<(), String>) {
-        let mut asked = self.shared.lock();
-        asked.job = Some((graph, memory));
+        let mut requests = self.shared.lock();
+        requests.job = Some((graph, memory));
         self.shared.changed.notify_all();
         loop {
-            if let Some(done) = asked.done.take() {
+            if let Some(done) = requests.done.take() {
                 return done;
             }
-            if asked.closed {
+            if requests.closed {
                 return (Memory::default(), Err("its thread has ended".to_owned()));
             }
-            asked = self.shared.wait(asked);
+            requests = self.shared.wait(requests);
         }
     }
 }
@@ -148,23 +148,23 @@ impl Drop for Queue {
     }
 }
 
-/// Answers until nothing more is asked.
+/// Answers until no more requests come.
 fn answer(shared: &Shared, chip: &mut impl Chip) {
-    let mut asked = shared.lock();
-    while !asked.closed {
-        if let Some((graph, mut memory)) = asked.job.take() {
-            drop(asked);
+    let mut requests = shared.lock();
+    while !requests.closed {
+        if let Some((graph, mut memory)) = requests.job.take() {
+            drop(requests);
             let done = chip.ready(graph).and_then(|()| chip.execute(graph, &mut memory));
-            asked = shared.lock();
-            asked.done = Some((memory, done));
+            requests = shared.lock();
+            requests.done = Some((memory, done));
             shared.changed.notify_all();
-        } else if let Some(graph) = asked.ahead.pop_front() {
-            drop(asked);
+        } else if let Some(graph) = requests.ahead.pop_front() {
+            drop(requests);
             // Its executor gets the error.
             let _ = chip.ready(graph);
-            asked = shared.lock();
+            requests = shared.lock();
         } else {
-            asked = shared.wait(asked);
+            requests = shared.wait(requests);
         }
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// Writes down what it is asked, and loads only when it is let.
+    /// Writes down its requests, and loads only when it is let.
     struct Recorder {
         log: Sender<String>,
         gate: Receiver<()>,
@@ -225,7 +225,7 @@ mod tests {
         assert!(log.try_recv().is_err());
         gate.send(()).unwrap();
         assert_eq!([log.recv().unwrap(), log.recv().unwrap()], ["loaded 0", "load 1"]);
-        // Asked for while the second one loads, it is executed before the third one is begun.
+        // Requested while the second one loads, it is executed before the third one is begun.
         let asks = std::thread::scope(|scope| {
             let asks = scope.spawn(|| queue.execute(0, memory()));
             while queue.shared.lock().job.is_none() {

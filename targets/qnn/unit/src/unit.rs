@@ -9,13 +9,13 @@ use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::graphs::Graphs;
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
-/// The family of units that this crate executes.
-pub const FAMILY: &str = "qnn";
+/// The backend of units that this crate executes.
+pub const BACKEND: &str = "qnn";
 
 /// Executes a bundle's graphs on the Hexagon of this machine, or on the library's emulator of one.
 #[derive(Debug, Default)]
@@ -180,9 +180,9 @@ fn library(e: &Qnn) -> Error {
     failed(e).with_hint(hint)
 }
 
-/// A library of the system does not do what the unit needs of it.
+/// A library of the operating system does not do what the unit needs of it.
 fn failed(why: impl Display) -> Error {
-    Error::machine(format!("the unit of the family `{FAMILY}`: {why}"))
+    Error::machine(format!("the unit of the backend `{BACKEND}`: {why}"))
 }
 
 fn refused(refused: Refused) -> Error {
@@ -192,12 +192,14 @@ fn refused(refused: Refused) -> Error {
         Refused::Context(path, why) => failed(format!("`{}`: {why}", path.display()))
             .with_hint("copy the bundle again, or build it again where QNN's library is installed"),
         Refused::Graph(graph, why) => Error::graph(graph, why),
-        Refused::System(why) => failed(why).with_hint("this is a fault of the system's or of moec's"),
+        Refused::System(why) => {
+            failed(why).with_hint("this is a fault of the operating system's or of moec's")
+        }
     }
 }
 
 /// This crate's unit, for the `run` of a bundle whose static graphs are executed here.
-pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &|_| Some(Ok(executor())) };
+pub const NATIVE: Native<'static> = Native { backend: BACKEND, executor: &|_| Some(Ok(executor())) };
 
 fn executor() -> Executor {
     Executor::Graphs(Box::new(Hexagon::default()))

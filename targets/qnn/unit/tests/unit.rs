@@ -7,7 +7,7 @@ mod fake;
 
 use fake::Fake;
 use half::f16;
-use moec_ir::plan::{FileRef, GraphDecl, Port};
+use moec_ir::plan::{FileRef, GraphDecl, GraphTensor};
 use moec_qnn_sys::Installation;
 use moec_qnn_unit::Hexagon;
 use moec_runtime::CheckLevel;
@@ -25,7 +25,7 @@ const ROWS: u32 = 2;
 const WIDTH: u32 = 8;
 
 fn graph(package: &str, function: &str) -> GraphDecl {
-    let port = |name: &str| Port { name: name.into(), shape: [ROWS, WIDTH, 1, 1] };
+    let port = |name: &str| GraphTensor { name: name.into(), shape: [ROWS, WIDTH, 1, 1] };
     GraphDecl {
         package: format!("artifacts/{package}"),
         function: function.into(),
@@ -54,7 +54,7 @@ fn bundle(folder: &Path, contexts: &[(&str, String)]) -> std::path::PathBuf {
 
 /// The unit with a library in this folder.
 fn unit(library: &Fake) -> Hexagon {
-    // What only writes graphs is not there; what executes them does not ask for it.
+    // What only writes graphs is not there; what executes them does not request it.
     fs::write(library.folder.join("libQnnIr.so"), "").unwrap();
     Hexagon::with(Installation::at(&library.folder).unwrap())
 }
@@ -66,7 +66,7 @@ fn run(unit: &Hexagon, graph: usize) -> Result<Vec<f32>> {
     Ok(y.iter().map(|y| y.to_f32()).collect())
 }
 
-/// Waits until the library was asked so much.
+/// Waits until the library got so many calls.
 fn calls(library: &Fake, count: usize) -> Vec<String> {
     let (begin, mut all) = (Instant::now(), Vec::new());
     while all.len() < count && begin.elapsed() < Duration::from_mins(1) {

@@ -1,7 +1,7 @@
 //! How GGUF stores numbers, one row for each type that is decoded. What is plain is decoded by the rows of other containers.
 
 use crate::encodings::coded::{Block, Take, e2m1, half_power, take};
-use crate::encodings::{Encoding, Same, Taken, plain};
+use crate::encodings::{Conversion, Encoding, Same, plain};
 use half::f16;
 use moec_gguf::types::Type;
 use moec_ir::Format;
@@ -19,7 +19,7 @@ const fn of(name: &str) -> Encoding {
 
 /// The same, whose codes and scales a format of weights holds.
 const fn coded(name: &str, format: Format, take: Take) -> Encoding {
-    Encoding { same: Some(Same { format, taken: Taken::Coded(take) }), ..of(name) }
+    Encoding { same: Some(Same { format, taken: Conversion::Coded(take) }), ..of(name) }
 }
 
 const Q4_0: Encoding = coded("Q4_0", Format::Q4h, take_q4_0);
@@ -104,7 +104,7 @@ mod tests {
     fn codes_and_scales_are_what_is_decoded() {
         for row in [&Q8_0, &Q4_0, &MXFP4] {
             let same = row.same.unwrap();
-            let Taken::Coded(take) = same.taken else { panic!("{}", row.title) };
+            let Conversion::Coded(take) = same.taken else { panic!("{}", row.title) };
             // Every code, and all scales that give finite numbers.
             let (mut finite, mut others) = (0, 0);
             for scale in 0..=u16::MAX {

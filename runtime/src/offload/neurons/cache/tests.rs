@@ -64,14 +64,14 @@ impl Naive {
         true
     }
 
-    fn neuron(&mut self, id: u32, want: u8, events: &mut Vec<Event>) -> Found {
+    fn neuron(&mut self, id: u32, want: u8, events: &mut Vec<Event>) -> CacheLookup {
         let (matrix, neuron) = self.shape.neuron(id);
         let cluster = matrix * self.shape.clusters() + neuron / self.shape.cluster;
         if let Some(at) = self.hot.iter().position(|&c| c == cluster) {
             self.hot.remove(at);
             self.hot.push(cluster);
             self.now_clusters.push(cluster);
-            return Found::Hot;
+            return CacheLookup::Hot;
         }
         self.now.push(id);
         let mut held = 0;
@@ -81,22 +81,22 @@ impl Naive {
         }
         let bytes = self.bytes(want & !held);
         if bytes == 0 {
-            return Found::Cold;
+            return CacheLookup::Cold;
         }
         if !self.trim_cold(bytes, events) {
-            return Found::Stream(bytes);
+            return CacheLookup::Stream(bytes);
         }
         self.cold.retain(|c| c.0 != id);
         self.cold.push((id, held | want));
-        Found::Load(bytes)
+        CacheLookup::Load(bytes)
     }
 
-    fn cluster(&mut self, id: u32, events: &mut Vec<Event>) -> Found {
+    fn cluster(&mut self, id: u32, events: &mut Vec<Event>) -> CacheLookup {
         if let Some(at) = self.hot.iter().position(|&c| c == id) {
             self.hot.remove(at);
             self.hot.push(id);
             self.now_clusters.push(id);
-            return Found::Hot;
+            return CacheLookup::Hot;
         }
         let members = self.members(id);
         let held: u64 = self.cold.iter().filter(|c| members.contains(&c.0)).map(|c| self.bytes(c.1)).sum();
@@ -109,32 +109,32 @@ impl Naive {
                 }
                 self.now.push(id);
             }
-            return Found::Stream(whole - held);
+            return CacheLookup::Stream(whole - held);
         }
         self.now_clusters.push(id);
         let there = |n: &&u32| self.cold.iter().any(|c| c.0 == **n);
         events.extend(members.iter().filter(there).map(|&n| Event::Promote(n)));
         self.cold.retain(|c| !members.contains(&c.0));
         self.hot.push(id);
-        Found::Load(whole - held)
+        CacheLookup::Load(whole - held)
     }
 }
 
 #[derive(Clone, Debug)]
-enum Ask {
+enum Request {
     Step,
     Neuron(u32, u32, Part),
     Cluster(u32, u32),
     Hot(u64),
 }
 
-fn ask() -> impl Strategy<Value = Ask> {
+fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        2 => Just(Ask::Step),
+        2 => Just(Request::Step),
         8 => (0..3_u32, 0..10_u32, 0..3_usize)
-            .prop_map(|(m, n, p)| Ask::Neuron(m, n, [Part::Gate, Part::Rest, Part::Whole][p])),
-        4 => (0..3_u32, 0..4_u32).prop_map(|(m, c)| Ask::Cluster(m, c)),
-        1 => (0..260_u64).prop_map(Ask::Hot),
+            .prop_map(|(m, n, p)| Request::Neuron(m, n, [Part::Gate, Part::Rest, Part::Whole][p])),
+        4 => (0..3_u32, 0..4_u32).prop_map(|(m, c)| Request::Cluster(m, c)),
+        1 => (0..260_u64).prop_map(Request::Hot),
     ]
 }
 
@@ -142,7 +142,7 @@ proptest! {
     #[test]
     fn decides_as_a_search_does(
         rest in prop_oneof![Just(0_u64), Just(7)], hot in 0..150_u64, cold in 0..100_u64,
-        asks in proptest::collection::vec(ask(), 1..120)
+        asks in proptest::collection::vec(request(), 1..120)
     ) {
         let shape = Shape { matrices: 3, neurons: 10, cluster: 3, gate: 5, rest };
         let mut cache = Segmented::new(shape, Regions { fixed: 9, hot, cold }).unwrap();
@@ -150,24 +150,24 @@ proptest! {
             shape, hot_capacity: hot, cold_capacity: cold, hot: vec![], cold: vec![], now: vec![], now_clusters: vec![],
         };
         for ask in asks {
-            let (mut told, mut want) = (Vec::new(), Vec::new());
+            let (mut events, mut want) = (Vec::new(), Vec::new());
             match ask {
-                Ask::Step => {
+                Request::Step => {
                     cache.begin();
                     naive.now.clear();
                     naive.now_clusters.clear();
                 }
-                Ask::Neuron(m, n, part) => {
-                    let found = cache.neuron(m, n, part, |e| told.push(e)).unwrap();
+                Request::Neuron(m, n, part) => {
+                    let found = cache.neuron(m, n, part, |e| events.push(e)).unwrap();
                     prop_assert_eq!(found, naive.neuron(m * 10 + n, part.mask(), &mut want));
                 }
-                Ask::Cluster(m, c) => {
-                    let found = cache.cluster(m, c, |e| told.push(e)).unwrap();
+                Request::Cluster(m, c) => {
+                    let found = cache.cluster(m, c, |e| events.push(e)).unwrap();
                     prop_assert_eq!(found, naive.cluster(m * 4 + c, &mut want));
                 }
-                Ask::Hot(bytes) => {
+                Request::Hot(bytes) => {
                     let fits = bytes <= hot + cold;
-                    prop_assert_eq!(cache.resize(bytes, |e| told.push(e)).is_ok(), fits);
+                    prop_assert_eq!(cache.resize(bytes, |e| events.push(e)).is_ok(), fits);
                     if fits {
                         (naive.hot_capacity, naive.cold_capacity) = (bytes, hot + cold - bytes);
                         naive.now.clear();
@@ -177,7 +177,7 @@ proptest! {
                     }
                 }
             }
-            prop_assert_eq!(told, want);
+            prop_assert_eq!(events, want);
             prop_assert_eq!(cache.used(), (naive.hot_used(), naive.cold_used()));
             let Regions { hot, cold, .. } = cache.regions();
             prop_assert!(cache.used().0 <= hot && cache.used().1 <= cold);
@@ -188,19 +188,19 @@ proptest! {
 const SHAPE: Shape = Shape { matrices: 2, neurons: 8, cluster: 4, gate: 4096, rest: 4096 };
 
 #[test]
-fn a_gate_and_then_the_rest_of_a_neuron_come_apart() {
+fn gate_and_up_down_of_a_neuron_are_read_separately() {
     let mut cache = Segmented::new(SHAPE, Regions::of(3 * 8192, 8192, 0).unwrap()).unwrap();
     let mut ask = |n, part| cache.neuron(1, n, part, |_| ()).unwrap();
-    assert_eq!(ask(2, Part::Gate), Found::Load(4096));
-    assert_eq!(ask(2, Part::Gate), Found::Cold);
-    assert_eq!(ask(2, Part::Whole), Found::Load(4096));
-    assert_eq!(ask(3, Part::Whole), Found::Load(8192));
+    assert_eq!(ask(2, Part::Gate), CacheLookup::Load(4096));
+    assert_eq!(ask(2, Part::Gate), CacheLookup::Cold);
+    assert_eq!(ask(2, Part::Whole), CacheLookup::Load(4096));
+    assert_eq!(ask(3, Part::Whole), CacheLookup::Load(8192));
     // All that there is is of this step.
-    assert_eq!(ask(4, Part::Gate), Found::Stream(4096));
+    assert_eq!(ask(4, Part::Gate), CacheLookup::Stream(4096));
     cache.begin();
-    let mut told = Vec::new();
-    assert_eq!(cache.neuron(1, 4, Part::Gate, |e| told.push(e)).unwrap(), Found::Load(4096));
-    assert_eq!(told, [Event::Evict(10)]);
+    let mut events = Vec::new();
+    assert_eq!(cache.neuron(1, 4, Part::Gate, |e| events.push(e)).unwrap(), CacheLookup::Load(4096));
+    assert_eq!(events, [Event::Evict(10)]);
     assert_eq!((cache.neurons().asked, cache.neurons().read), (6, 5 * 4096 + 4096));
 }
 
@@ -212,18 +212,18 @@ fn a_larger_batch_takes_memory_of_cold_neurons_and_a_smaller_one_of_hot_clusters
         cache.begin();
         cache.neuron(0, n, Part::Whole, |_| ()).unwrap();
     }
-    let mut told = Vec::new();
-    cache.resize(4 * 8192, |e| told.push(e)).unwrap();
-    assert_eq!(told, [Event::Evict(0), Event::Evict(1), Event::Evict(5)]);
-    told.clear();
+    let mut events = Vec::new();
+    cache.resize(4 * 8192, |e| events.push(e)).unwrap();
+    assert_eq!(events, [Event::Evict(0), Event::Evict(1), Event::Evict(5)]);
+    events.clear();
     // Two of the cluster's four neurons are there already.
-    assert_eq!(cache.cluster(0, 1, |e| told.push(e)).unwrap(), Found::Load(2 * 8192));
-    assert_eq!(told, [Event::Promote(6), Event::Promote(7)]);
+    assert_eq!(cache.cluster(0, 1, |e| events.push(e)).unwrap(), CacheLookup::Load(2 * 8192));
+    assert_eq!(events, [Event::Promote(6), Event::Promote(7)]);
     assert_eq!(cache.used(), (4 * 8192, 0));
-    assert_eq!(cache.neuron(0, 5, Part::Rest, |_| ()).unwrap(), Found::Hot);
-    told.clear();
-    cache.resize(0, |e| told.push(e)).unwrap();
-    assert_eq!((told, cache.used()), (vec![Event::Drop(1)], (0, 0)));
+    assert_eq!(cache.neuron(0, 5, Part::Rest, |_| ()).unwrap(), CacheLookup::Hot);
+    events.clear();
+    cache.resize(0, |e| events.push(e)).unwrap();
+    assert_eq!((events, cache.used()), (vec![Event::Drop(1)], (0, 0)));
     assert!(cache.resize(7 * 8192, |_| ()).is_err());
 }
 
@@ -236,12 +236,12 @@ fn what_a_streamed_cluster_does_not_read_stays_for_the_step() {
         cache.neuron(0, n, Part::Whole, |_| ()).unwrap();
     }
     cache.begin();
-    assert_eq!(cache.cluster(0, 0, |_| ()).unwrap(), Found::Stream(3 * 8192));
-    let mut told = Vec::new();
-    assert_eq!(cache.neuron(0, 6, Part::Whole, |e| told.push(e)).unwrap(), Found::Load(8192));
-    assert_eq!(told, [Event::Evict(7)]);
-    assert_eq!(cache.neuron(0, 7, Part::Whole, |e| told.push(e)).unwrap(), Found::Stream(8192));
-    assert_eq!(told.len(), 1);
+    assert_eq!(cache.cluster(0, 0, |_| ()).unwrap(), CacheLookup::Stream(3 * 8192));
+    let mut events = Vec::new();
+    assert_eq!(cache.neuron(0, 6, Part::Whole, |e| events.push(e)).unwrap(), CacheLookup::Load(8192));
+    assert_eq!(events, [Event::Evict(7)]);
+    assert_eq!(cache.neuron(0, 7, Part::Whole, |e| events.push(e)).unwrap(), CacheLookup::Stream(8192));
+    assert_eq!(events.len(), 1);
 }
 
 #[test]
@@ -253,11 +253,11 @@ fn nobody_goes_for_what_does_not_fit_even_so() {
         cache.neuron(0, n, Part::Gate, |_| ()).unwrap();
     }
     cache.neuron(0, 2, Part::Gate, |_| ()).unwrap();
-    let mut told = Vec::new();
-    assert_eq!(cache.neuron(0, 3, Part::Whole, |e| told.push(e)).unwrap(), Found::Stream(8192));
-    assert!(told.is_empty() && cache.holds(0, 0, Part::Gate), "{told:?}");
-    assert_eq!(cache.neuron(0, 3, Part::Gate, |e| told.push(e)).unwrap(), Found::Load(4096));
-    assert_eq!(told, [Event::Evict(0)]);
+    let mut events = Vec::new();
+    assert_eq!(cache.neuron(0, 3, Part::Whole, |e| events.push(e)).unwrap(), CacheLookup::Stream(8192));
+    assert!(events.is_empty() && cache.holds(0, 0, Part::Gate), "{events:?}");
+    assert_eq!(cache.neuron(0, 3, Part::Gate, |e| events.push(e)).unwrap(), CacheLookup::Load(4096));
+    assert_eq!(events, [Event::Evict(0)]);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn what_does_not_exist_is_refused() {
     assert!(cache.neuron(0, 8, Part::Gate, |_| ()).is_err());
     assert!(cache.cluster(0, 2, |_| ()).is_err());
     assert!(!cache.holds(9, 0, Part::Gate) && !cache.holds(0, 0, Part::Gate));
-    assert_eq!(cache.neuron(0, 0, Part::Gate, |_| ()).unwrap(), Found::Stream(4096));
+    assert_eq!(cache.neuron(0, 0, Part::Gate, |_| ()).unwrap(), CacheLookup::Stream(4096));
 }
 
 #[test]

@@ -1,22 +1,22 @@
 //! Events and decisions of a decider.
 
 use crate::offload::cache::Key;
-use crate::offload::flash::Priority;
-use crate::offload::paging::ahead::Seen;
+use crate::offload::disk::Priority;
+use crate::offload::paging::ahead::DiskProgress;
 use std::fmt;
 use std::time::Duration;
 
 /// Scores of routers, as the first row of a call has them.
 #[derive(Clone, Copy)]
 pub enum Scores<'a> {
-    /// Looked up where they lie: those of the layer that asks for 0, then of the layers ahead.
+    /// Looked up where they lie: those of the layer that requests 0, then of the layers ahead.
     There(&'a dyn Fn(usize) -> &'a [f32]),
     /// As they were recorded.
     Kept(&'a [Vec<f32>]),
 }
 
 impl<'a> Scores<'a> {
-    /// Those of a layer ahead, or of the one that asks; empty where there are none.
+    /// Those of a layer ahead, or of the requesting one; empty where there are none.
     pub fn of(&self, ahead: usize) -> &'a [f32] {
         match self {
             Self::There(score) => score(ahead),
@@ -31,9 +31,9 @@ impl fmt::Debug for Scores<'_> {
     }
 }
 
-/// A layer asks for its experts.
+/// A layer requests its experts.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ExpertRequest<'a> {
     /// Layer, counted over those with routed experts.
     pub layer: usize,
     /// Rows of the call.
@@ -48,17 +48,17 @@ pub struct Asked<'a> {
     pub scored: usize,
     /// These scores.
     pub scores: Scores<'a>,
-    /// Time that computing threads have waited for flash, since the start.
+    /// Time that computing threads have waited for the disk, since the start.
     pub stalled: Duration,
-    /// Progress of flash.
-    pub flash: Seen,
+    /// Progress of the disk.
+    pub disk: DiskProgress,
 }
 
 /// Event: all that a decider knows.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A layer asks for its experts.
-    Asked(Asked<'a>),
+    /// A layer requests its experts.
+    Requested(ExpertRequest<'a>),
     /// Anything else.
     News(News),
 }
@@ -162,6 +162,6 @@ pub enum Decision {
         /// Expert.
         key: Key,
         /// Whether a step waits for it: the call has to end.
-        asked: bool,
+        requested: bool,
     },
 }

@@ -6,27 +6,27 @@
 //! told the same for the same.
 //!
 //! * `event`: what it hears and says.
-//! * `ask`: a layer asks for its experts, and for those of the next layers.
-//! * `guests`: experts that were read ahead for one layer.
+//! * `request`: requests of a layer for its experts and for those of the next layers.
+//! * `prefetched`: experts that were read ahead for one layer.
 //! * `reads`: what is to be read, what is being read, and what became of it.
 //!
 //! The cache decides which experts stay ([`Cache::step`]); a decider gives frames to those that are read. Nothing here allocates after
 //! [`Decider::new`].
 
-mod ask;
 mod event;
-mod guests;
+mod prefetched;
 mod reads;
+mod request;
 #[cfg(test)]
 mod tests;
 
-pub use super::ahead::Seen;
-pub use event::{Asked, Decision, Event, News, Scores};
+pub use super::ahead::DiskProgress;
+pub use event::{Decision, Event, ExpertRequest, News, Scores};
 
 use super::ahead::Ahead;
 use crate::error::{Error, Result};
 use crate::offload::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
-use crate::offload::flash::Priority;
+use crate::offload::disk::Priority;
 use moec_ir::plan::{self, PagedLayer};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const WHOLE: u8 = 3;
 
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct LayerInfo {
     /// Number of its first expert.
     first: usize,
     shape: PagedLayer,
@@ -46,12 +46,12 @@ struct Place {
 
 /// Place of an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Held {
-    /// On flash.
+enum ExpertState {
+    /// On the disk.
     #[default]
     No,
     /// To be read as soon as a frame is free.
-    Wanted,
+    Requested,
     /// Being read into a frame.
     Reading(u32),
     /// In a frame.
@@ -68,7 +68,7 @@ struct Want {
 
 /// Use of a frame.
 #[derive(Clone, Copy, Debug, Default)]
-enum Frame {
+enum FrameState {
     #[default]
     Free,
     /// An expert is read into it.
@@ -82,16 +82,16 @@ enum Frame {
 /// Reason for reading an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Why {
-    /// A step has asked for it.
+    /// A step has requested it.
     #[default]
-    Asked,
+    Requested,
     /// It is one of those that the cache begins with.
     Start,
-    /// A later layer may ask for it.
-    Guessed,
+    /// A later layer may request it.
+    Prefetched,
 }
 
-/// An expert of the layer that has asked.
+/// An expert of the layer of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Place in the dispatch table.
@@ -105,12 +105,12 @@ pub struct Turn {
 /// Counters of decisions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Experts that were asked for and in memory, or on their way.
+    /// Experts that were requested and in memory, or on their way.
     pub hits: u64,
-    /// Experts that were asked for and had to be read.
+    /// Experts that were requested and had to be read.
     pub misses: u64,
     /// Of those that were there: read ahead, and requested as predicted.
-    pub foreseen: u64,
+    pub predicted: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
     /// Misses that the cache did not keep.
@@ -126,7 +126,7 @@ pub struct How<'a> {
     pub bytes: &'a [u64],
     /// Experts that another memory holds for good ([`plan::Plan::elsewhere`]).
     pub elsewhere: &'a [(u32, u32)],
-    /// Layers ahead whose experts are read before they are asked for.
+    /// Layers ahead whose experts are read before they are requested.
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most.
     pub preload: bool,
@@ -134,22 +134,22 @@ pub struct How<'a> {
 
 /// Decides.
 pub struct Decider {
-    places: Vec<Place>,
+    places: Vec<LayerInfo>,
     /// Layer and index of every expert.
     keys: Vec<Key>,
     /// Pinned experts, in the order of the plan, and how often recorded routing used each expert.
     pinned: Vec<Key>,
     uses: Vec<u32>,
-    spare: usize,
-    foresees: bool,
+    staging: usize,
+    predicts: bool,
     /// Experts that live in other memories, ascending.
     elsewhere: Vec<Key>,
     cache: Cache,
     ranking: Ranking,
     /// By number of the expert: where it is, and which of its parts may be used.
-    held: Vec<Held>,
+    held: Vec<ExpertState>,
     parts: Vec<u8>,
-    frames: Vec<Frame>,
+    frames: Vec<FrameState>,
     /// Those that are free; the last is taken first.
     free: Vec<u32>,
     /// To be read now, and ahead.
@@ -159,7 +159,7 @@ pub struct Decider {
     /// Reason for reading each expert, until it is requested; by number.
     why: Vec<Why>,
     /// Prefetched experts that are not the cache's.
-    guests: Vec<usize>,
+    prefetched: Vec<usize>,
     /// Experts of the last layer that pass through, and whether they are too many: then each is read in two parts.
     streams: usize,
     split: bool,
@@ -195,31 +195,35 @@ impl Decider {
         let cache = cache.map_err(|e| wrong(&e))?;
         let (mut places, mut keys) = (Vec::new(), Vec::new());
         for (i, &shape) in paging.layers.iter().enumerate() {
-            places.push(Place { first: keys.len(), shape, bytes: how.bytes.get(i).copied().unwrap_or(0) });
+            places.push(LayerInfo {
+                first: keys.len(),
+                shape,
+                bytes: how.bytes.get(i).copied().unwrap_or(0),
+            });
             keys.extend((0..shape.experts).map(|e| Key { layer: i as u16, expert: e as u16 }));
         }
         let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
         let count = keys.len();
-        let frames = paging.frames.saturating_add(paging.spare);
+        let frames = paging.frames.saturating_add(paging.staging);
         Ok(Self {
             places,
             keys,
             pinned,
             uses: if how.preload { paging.uses.clone() } else { Vec::new() },
-            spare: paging.spare as usize,
-            foresees: how.ahead > 0,
+            staging: paging.staging as usize,
+            predicts: how.ahead > 0,
             ranking: Ranking::new(most, cache.depth()),
             cache,
-            held: vec![Held::No; count],
+            held: vec![ExpertState::No; count],
             parts: vec![0; count],
-            frames: vec![Frame::Free; frames as usize],
+            frames: vec![FrameState::Free; frames as usize],
             free: (0..frames).rev().collect(),
             elsewhere: how.elsewhere.iter().filter_map(key).collect(),
             queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
             events: Vec::with_capacity(4 * most),
             chosen: Vec::with_capacity(most),
-            why: vec![Why::Asked; count],
-            guests: Vec::with_capacity(paging.spare as usize),
+            why: vec![Why::Requested; count],
+            prefetched: Vec::with_capacity(paging.staging as usize),
             streams: 0,
             split: false,
             order: Vec::with_capacity(most),
@@ -240,7 +244,7 @@ impl Decider {
     pub fn hear(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
         self.out.clear();
         match event {
-            Event::Asked(asked) => self.asked(now, asked)?,
+            Event::Requested(request) => self.requested(now, request)?,
             Event::News(news) => match news {
                 News::Began => self.begin(),
                 News::Arrived { frame, part } => self.arrived(frame, part),
@@ -258,17 +262,17 @@ impl Decider {
         &self.out
     }
 
-    /// The experts of the layer that has asked last, in the order in which they are computed.
+    /// The experts of the layer of the last request, in the order in which they are computed.
     pub fn order(&self) -> &[Turn] {
         &self.order
     }
 
-    /// Whether more of them pass through than there are spare frames: then each is read twice, one part at a time.
+    /// Whether more of them pass through than there are staging frames: then each is read twice, one part at a time.
     pub fn split(&self) -> bool {
         self.split
     }
 
-    /// Experts of the layer that has asked last.
+    /// Experts of the layer of the last request.
     pub fn chosen(&self) -> &[u16] {
         &self.chosen
     }
@@ -336,7 +340,7 @@ impl Decider {
         self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
     }
 
-    fn place(&self, id: usize) -> &Place {
+    fn place(&self, id: usize) -> &LayerInfo {
         &self.places[usize::from(self.keys[id].layer)]
     }
 }

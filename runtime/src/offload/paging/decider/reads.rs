@@ -1,14 +1,14 @@
 //! Reads: pending, in flight, and their results.
 
-use super::{Decider, Decision, Frame, Held, WHOLE, Want, Why};
-use crate::offload::flash::Priority;
+use super::{Decider, Decision, ExpertState, FrameState, WHOLE, Want, Why};
+use crate::offload::disk::Priority;
 use std::collections::VecDeque;
 
 impl Decider {
     /// An expert is to be read.
     pub(super) fn want(&mut self, want: Want, priority: Priority, passes: bool) {
         let Want { id, first, parts } = want;
-        self.held[id] = Held::Wanted;
+        self.held[id] = ExpertState::Requested;
         self.queues[priority as usize].push_back(want);
         self.out.push(Decision::Want { key: self.keys[id], first, parts, priority, passes });
     }
@@ -17,27 +17,27 @@ impl Decider {
     pub(super) fn hurry(&mut self, id: usize) {
         let whole = Want { id, first: 0, parts: 2 };
         match self.held[id] {
-            Held::Reading(frame) => self.out.push(Decision::Hurry { frame, key: self.keys[id] }),
+            ExpertState::Reading(frame) => self.out.push(Decision::Hurry { frame, key: self.keys[id] }),
             // Still waiting for a frame among those that are read ahead.
-            Held::Wanted => self.queues[Priority::Demand as usize].push_back(whole),
+            ExpertState::Requested => self.queues[Priority::Demand as usize].push_back(whole),
             // The cache thinks that it is there, and its read has failed.
-            Held::No => self.want(whole, Priority::Demand, false),
-            Held::Here(_) => {}
+            ExpertState::No => self.want(whole, Priority::Demand, false),
+            ExpertState::Here(_) => {}
         }
     }
 
     /// An expert leaves its frame.
     pub(super) fn evict(&mut self, id: usize) {
         self.parts[id] = 0;
-        self.why[id] = Why::Asked;
+        self.why[id] = Why::Requested;
         let (frame, reading) = match std::mem::take(&mut self.held[id]) {
-            Held::No => return,
-            Held::Wanted => (None, false),
-            Held::Reading(frame) => {
-                self.frames[frame as usize] = Frame::Draining;
+            ExpertState::No => return,
+            ExpertState::Requested => (None, false),
+            ExpertState::Reading(frame) => {
+                self.frames[frame as usize] = FrameState::Draining;
                 (Some(frame), true)
             }
-            Held::Here(frame) => {
+            ExpertState::Here(frame) => {
                 self.set_free(frame);
                 (Some(frame), false)
             }
@@ -46,7 +46,7 @@ impl Decider {
     }
 
     fn set_free(&mut self, frame: u32) {
-        self.frames[frame as usize] = Frame::Free;
+        self.frames[frame as usize] = FrameState::Free;
         self.free.push(frame);
     }
 
@@ -55,10 +55,10 @@ impl Decider {
         for priority in [Priority::Demand, Priority::Prefetch] {
             while let Some(&want) = self.queues[priority as usize].front() {
                 // It went, or came, since.
-                if self.held[want.id] == Held::Wanted {
+                if self.held[want.id] == ExpertState::Requested {
                     let Some(frame) = self.free.pop() else { return };
-                    self.frames[frame as usize] = Frame::Reading(want);
-                    self.held[want.id] = Held::Reading(frame);
+                    self.frames[frame as usize] = FrameState::Reading(want);
+                    self.held[want.id] = ExpertState::Reading(frame);
                     let Want { id, first, parts } = want;
                     self.out.push(Decision::Load { frame, key: self.keys[id], first, parts, priority });
                 }
@@ -67,25 +67,25 @@ impl Decider {
         }
     }
 
-    /// Bytes that were asked for and are not there.
+    /// Bytes that were requested and are not there.
     pub(super) fn pending(&self) -> u64 {
-        let wanted = self.queues.iter().flatten().filter(|w| self.held[w.id] == Held::Wanted);
+        let wanted = self.queues.iter().flatten().filter(|w| self.held[w.id] == ExpertState::Requested);
         let reading = self.frames.iter().filter_map(|f| match f {
-            Frame::Reading(want) => Some(want),
+            FrameState::Reading(want) => Some(want),
             _ => None,
         });
         wanted.chain(reading).map(|w| self.place(w.id).bytes).sum()
     }
 
     /// Use of a frame; a frame that does not exist has none.
-    fn frame(&self, frame: u32) -> Frame {
+    fn frame(&self, frame: u32) -> FrameState {
         self.frames.get(frame as usize).copied().unwrap_or_default()
     }
 
     /// A part of an expert is there.
     pub(super) fn arrived(&mut self, frame: u32, part: u8) {
         // A cancelled read is not reported.
-        let Frame::Reading(want) = self.frame(frame) else { return };
+        let FrameState::Reading(want) = self.frame(frame) else { return };
         if self.parts[want.id] & (1 << part) == 0 && part < 2 {
             self.parts[want.id] |= 1 << part;
             self.out.push(Decision::Use { frame, key: self.keys[want.id], part, first: want.first });
@@ -94,32 +94,32 @@ impl Decider {
 
     pub(super) fn done(&mut self, frame: u32) {
         match self.frame(frame) {
-            Frame::Reading(want) => {
+            FrameState::Reading(want) => {
                 self.counts.preloaded += u64::from(self.why[want.id] == Why::Start);
                 for part in want.first..want.first + want.parts {
                     self.arrived(frame, part);
                 }
-                self.held[want.id] = Held::Here(frame);
-                self.frames[frame as usize] = Frame::Full;
+                self.held[want.id] = ExpertState::Here(frame);
+                self.frames[frame as usize] = FrameState::Full;
             }
             // It had ended before it was given up.
-            Frame::Draining => self.released(frame),
-            Frame::Free | Frame::Full => {}
+            FrameState::Draining => self.released(frame),
+            FrameState::Free | FrameState::Full => {}
         }
     }
 
     pub(super) fn failed(&mut self, frame: u32) {
-        let Frame::Reading(Want { id, .. }) = self.frame(frame) else { return };
-        self.frames[frame as usize] = Frame::Draining;
-        (self.held[id], self.parts[id]) = (Held::No, 0);
+        let FrameState::Reading(Want { id, .. }) = self.frame(frame) else { return };
+        self.frames[frame as usize] = FrameState::Draining;
+        (self.held[id], self.parts[id]) = (ExpertState::No, 0);
         // What was not requested is read again once it is.
-        let asked = self.why[id] == Why::Asked;
-        self.broken |= asked;
-        self.out.push(Decision::Lost { frame, key: self.keys[id], asked });
+        let requested = self.why[id] == Why::Requested;
+        self.broken |= requested;
+        self.out.push(Decision::Lost { frame, key: self.keys[id], requested });
     }
 
     pub(super) fn released(&mut self, frame: u32) {
-        if matches!(self.frame(frame), Frame::Draining) {
+        if matches!(self.frame(frame), FrameState::Draining) {
             self.set_free(frame);
             self.pump();
         }
@@ -154,7 +154,7 @@ impl Decider {
             self.evict(id);
         }
         self.queues.iter_mut().for_each(VecDeque::clear);
-        self.guests.clear();
+        self.prefetched.clear();
         self.cache.reset();
         self.broken = false;
     }

@@ -1,4 +1,4 @@
-//! Deciders keep their promises, whatever flash does.
+//! Deciders keep their promises, whatever the disk does.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use super::*;
@@ -12,7 +12,7 @@ const K: u32 = 2;
 const POLICIES: [&str; 4] =
     ["lru", "lfu half_life=4 bypass=1", "mrs alpha=0.2 depth=2 bypass=1", "lru per-layer"];
 
-fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::Paging {
+fn plan(frames: u32, staging: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::Paging {
     let layer = PagedLayer { layer: 0, experts: EXPERTS, k: K, gate_up: 0, down: 0, score: Score::Softmax };
     plan::Paging {
         budget: 0,
@@ -21,7 +21,7 @@ fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::P
         process: 0,
         frame_bytes: 8192,
         frames,
-        spare,
+        staging,
         block_bytes: 4096,
         policy: policy.to_owned(),
         pinned: pinned.to_vec(),
@@ -38,7 +38,7 @@ fn key(layer: u16, expert: u16) -> Key {
     Key { layer, expert }
 }
 
-/// A frame, as a reader of flash has it.
+/// A frame, as a reader of the disk has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slot {
     Free,
@@ -48,10 +48,10 @@ enum Slot {
     Draining,
 }
 
-/// A decider with frames, and a second one that is told the same.
+/// A decider with frames, and a second one that is given the same.
 struct Bench {
     decider: Decider,
-    twin: Decider,
+    replica: Decider,
     slots: Vec<Slot>,
     now: Duration,
     pinned: Vec<Key>,
@@ -65,11 +65,11 @@ impl Bench {
     fn new(paging: &plan::Paging, how: How<'_>) -> Self {
         let decider = || Decider::new(paging, how).unwrap();
         let pinned = paging.pinned.iter().map(|&(l, e)| key(l as u16, e as u16)).collect();
-        let slots = vec![Slot::Free; (paging.frames + paging.spare) as usize];
-        let (decider, twin) = (decider(), decider());
+        let slots = vec![Slot::Free; (paging.frames + paging.staging) as usize];
+        let (decider, replica) = (decider(), decider());
         let (needed, now) = (Vec::new(), Duration::ZERO);
-        let mut bench = Self { decider, twin, slots, now, pinned, needed, resets: false };
-        bench.tell(Event::News(News::Began));
+        let mut bench = Self { decider, replica, slots, now, pinned, needed, resets: false };
+        bench.publish(Event::News(News::Began));
         bench
     }
 
@@ -77,11 +77,11 @@ impl Bench {
         &mut self.slots[frame as usize]
     }
 
-    /// Tells both, does as they say, and looks whether that is possible.
-    fn tell(&mut self, event: Event<'_>) -> Vec<Decision> {
+    /// Notifies both, does as they say, and looks whether that is possible.
+    fn publish(&mut self, event: Event<'_>) -> Vec<Decision> {
         self.now += Duration::from_micros(50);
         let said = self.decider.hear(self.now, event).unwrap().to_vec();
-        assert_eq!(self.twin.hear(self.now, event).unwrap(), said, "other decisions for the same events");
+        assert_eq!(self.replica.hear(self.now, event).unwrap(), said, "other decisions for the same events");
         for decision in &said {
             match *decision {
                 Decision::Load { frame, key, first, parts, .. } => {
@@ -123,10 +123,10 @@ impl Bench {
         said
     }
 
-    fn ask(&mut self, layer: usize, active: &[i32], rows: usize, scores: &[Vec<f32>]) -> Vec<Decision> {
+    fn request(&mut self, layer: usize, active: &[i32], rows: usize, scores: &[Vec<f32>]) -> Vec<Decision> {
         self.resets = self.decider.is_broken();
         self.needed = active.iter().map(|&e| key(layer as u16, e as u16)).collect();
-        let asked = Asked {
+        let request = ExpertRequest {
             layer,
             rows,
             k: K as usize,
@@ -135,17 +135,17 @@ impl Bench {
             scored: scores.len(),
             scores: Scores::Kept(scores),
             stalled: Duration::ZERO,
-            flash: Seen { bytes: 32 << 20, busy: Duration::from_millis(32) },
+            disk: DiskProgress { bytes: 32 << 20, busy: Duration::from_millis(32) },
         };
         // After an error all go, and come again.
         let needed = if self.resets { std::mem::take(&mut self.needed) } else { Vec::new() };
-        let said = self.tell(Event::Asked(asked));
+        let said = self.publish(Event::Requested(request));
         self.needed.extend(needed);
         self.resets = false;
         said
     }
 
-    /// Something happens to one of the frames that flash holds: which and what, by numbers. False if it holds none.
+    /// Something happens to one of the frames that the disk holds: which and what, by numbers. False if it holds none.
     fn happen(&mut self, which: usize, what: u8) -> bool {
         let busy = |s: &&Slot| matches!(s, Slot::Reading(..) | Slot::Draining);
         let count = self.slots.iter().filter(busy).count();
@@ -157,11 +157,11 @@ impl Bench {
         let news = match (*self.slot(frame), what) {
             (Slot::Draining, 0) => {
                 // It had ended before it was cancelled, or it has failed: both are reported of reads that are not needed.
-                assert!(self.tell(Event::News(News::Failed { frame })).is_empty());
+                assert!(self.publish(Event::News(News::Failed { frame })).is_empty());
                 return true;
             }
             (Slot::Draining, 1) => {
-                assert!(self.tell(Event::News(News::Arrived { frame, part: 0 })).is_empty());
+                assert!(self.publish(Event::News(News::Arrived { frame, part: 0 })).is_empty());
                 return true;
             }
             (Slot::Draining, _) => {
@@ -170,23 +170,23 @@ impl Bench {
             }
             (Slot::Reading(_, first, _), 1 | 2) => News::Arrived { frame, part: first },
             (Slot::Reading(..), 0) => {
-                let said = self.tell(Event::News(News::Failed { frame }));
+                let said = self.publish(Event::News(News::Failed { frame }));
                 assert!(matches!(said[..], [Decision::Lost { .. }]));
                 *self.slot(frame) = Slot::Draining;
                 return true;
             }
             (Slot::Reading(key, ..), _) => {
-                self.tell(Event::News(News::Done { frame }));
+                self.publish(Event::News(News::Done { frame }));
                 *self.slot(frame) = Slot::Full(key);
                 return true;
             }
             (Slot::Free | Slot::Full(_), _) => return true,
         };
-        self.tell(Event::News(news));
+        self.publish(Event::News(news));
         true
     }
 
-    /// Computes the layer that has asked, as long as no expert fails that is waited for.
+    /// Computes the layer of the request, as long as no expert fails that is waited for.
     fn compute(&mut self, what: &mut impl FnMut() -> (usize, u8)) {
         for part in 0..2 {
             for at in 0..self.decider.order().len() {
@@ -201,7 +201,7 @@ impl Bench {
                 if turn.passes && (part == 1 || self.decider.split()) {
                     let own = self.decider.keys()[turn.id];
                     self.needed.retain(|&k| k != own);
-                    self.tell(Event::News(News::Computed { at, part: part as u8 }));
+                    self.publish(Event::News(News::Computed { at, part: part as u8 }));
                 }
             }
         }
@@ -226,13 +226,13 @@ proptest! {
     fn promises_are_kept(
         calls in prop::collection::vec(call(), 1..12),
         frames in 1_u32..12,
-        spare in 2_u32..6,
+        staging in 2_u32..6,
         policy in prop::sample::select(&POLICIES),
         pins in 0_u32..3,
         ends in prop::collection::vec((any::<usize>(), 0_u8..40), 1..64),
     ) {
         let pinned: Vec<(u32, u32)> = (0..pins.min(frames - 1)).map(|i| (i % LAYERS as u32, i)).collect();
-        let mut bench = Bench::new(&plan(frames, spare, policy, &pinned), HOW);
+        let mut bench = Bench::new(&plan(frames, staging, policy, &pinned), HOW);
         let mut ends = ends.into_iter().cycle();
         let mut end = move || ends.next().map(|(which, what)| (which, what % 40)).unwrap();
         // A cycle of nothing but failures would never end.
@@ -245,14 +245,14 @@ proptest! {
         for (active, one, scores) in calls {
             for layer in 0..LAYERS {
                 let own = if one { &active[layer][..K as usize] } else { &active[layer] };
-                bench.ask(layer, own, if one { 1 } else { 7 }, &scores[layer..]);
+                bench.request(layer, own, if one { 1 } else { 7 }, &scores[layer..]);
                 bench.compute(&mut what);
                 if bench.decider.is_broken() {
                     break;
                 }
             }
         }
-        // In the end everything that flash holds is let go.
+        // In the end everything that the disk holds is let go.
         let mut left: VecDeque<u8> = [9; 64].into();
         while let Some(what) = left.pop_front() {
             if !bench.happen(0, what) {
@@ -278,25 +278,25 @@ fn loads(said: &[Decision]) -> Vec<(u32, Key)> {
 fn a_frame_is_taken_again_when_its_reader_has_let_go() {
     let paging = plan::Paging { uses: Vec::new(), ..plan(1, 2, "lru", &[]) };
     let mut bench = Bench::new(&paging, How { ahead: 0, ..HOW });
-    let first = loads(&bench.ask(0, &[0, 1], 7, &[]));
+    let first = loads(&bench.request(0, &[0, 1], 7, &[]));
     assert_eq!(first, [(0, key(0, 0)), (1, key(0, 1))]);
-    bench.tell(Event::News(News::Failed { frame: 0 }));
+    bench.publish(Event::News(News::Failed { frame: 0 }));
     bench.slots[0] = Slot::Draining;
     assert!(bench.decider.is_broken());
     bench.needed.clear();
     // The next call begins anew: what is being read is given up, and only the third frame is free.
-    let again = loads(&bench.ask(0, &[2, 3, 4], 7, &[]));
+    let again = loads(&bench.request(0, &[2, 3, 4], 7, &[]));
     assert_eq!(again, [(2, key(0, 2))]);
-    // The failure of the second frame is told late, and twice: no expert is meant.
+    // The failure of the second frame is reported late, and twice: no expert is meant.
     for _ in 0..2 {
-        assert!(bench.tell(Event::News(News::Failed { frame: 1 })).is_empty());
+        assert!(bench.publish(Event::News(News::Failed { frame: 1 })).is_empty());
     }
     assert!(!bench.decider.is_broken());
     bench.slots[1] = Slot::Free;
-    assert_eq!(loads(&bench.tell(Event::News(News::Released { frame: 1 }))), [(1, key(0, 3))]);
+    assert_eq!(loads(&bench.publish(Event::News(News::Released { frame: 1 }))), [(1, key(0, 3))]);
     // Released once more it is the new read's, and stays so.
-    assert!(bench.tell(Event::News(News::Released { frame: 1 })).is_empty());
-    let said = bench.tell(Event::News(News::Done { frame: 1 }));
+    assert!(bench.publish(Event::News(News::Released { frame: 1 })).is_empty());
+    let said = bench.publish(Event::News(News::Done { frame: 1 }));
     assert!(said.iter().all(|d| matches!(d, Decision::Use { frame: 1, .. })) && said.len() == 2, "{said:?}");
 }
 
@@ -311,28 +311,28 @@ fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
         vec![logits.clone(), logits.clone(), logits]
     };
     let ahead = |said: &[Decision]| -> Vec<Key> {
-        let guess = |d: &Decision| match *d {
+        let prefetch = |d: &Decision| match *d {
             Decision::Want { key, priority: Priority::Prefetch, .. } => Some(key),
             _ => None,
         };
-        said.iter().filter_map(guess).collect()
+        said.iter().filter_map(prefetch).collect()
     };
     // The first call tells how long a layer takes; from then on it pays to look ahead.
     for layer in 0..LAYERS {
         bench.now += Duration::from_secs(1);
-        bench.ask(layer, &[0, 1], 1, &[]);
+        bench.request(layer, &[0, 1], 1, &[]);
         bench.compute(&mut done);
     }
-    let said = bench.ask(0, &[0, 1], 1, &scores(2));
-    let guessed = ahead(&said);
-    assert!(guessed.contains(&key(1, 2)), "{said:?}");
+    let said = bench.request(0, &[0, 1], 1, &scores(2));
+    let prefetched = ahead(&said);
+    assert!(prefetched.contains(&key(1, 2)), "{said:?}");
     bench.compute(&mut done);
     let reading = bench.slots.iter().any(|s| matches!(s, Slot::Reading(k, ..) if *k == key(1, 2)));
-    let said = bench.ask(1, &[2, 0], 1, &[]);
+    let said = bench.request(1, &[2, 0], 1, &[]);
     assert!(!reading || said.iter().any(|d| matches!(d, Decision::Hurry { key: k, .. } if *k == key(1, 2))));
-    assert_eq!(bench.decider.counts().foreseen, 1);
-    // Guests of the layer that it did not ask for go.
-    for k in guessed.iter().filter(|k| k.layer == 1 && k.expert != 2) {
+    assert_eq!(bench.decider.counts().predicted, 1);
+    // Guests of the layer that it did not request go.
+    for k in prefetched.iter().filter(|k| k.layer == 1 && k.expert != 2) {
         assert!(said.iter().any(|d| matches!(d, Decision::Evict { key, .. } if key == k)), "{said:?}");
     }
 }

@@ -1,48 +1,48 @@
-//! Neurons on flash, for the computing threads: up and down of those that a token activates, and of no others (PowerInfer-2, §4.2 to
+//! Neurons on disk, for the computing threads: up and down of those that a token activates, and of no others (PowerInfer-2, §4.2 to
 //! §4.4).
 //!
-//! Gates are resident. A step after them lists the active neurons; `wake` takes the lists, and asks the cache for what was read
+//! Gates are resident. A step after them lists the active neurons; `request_neurons` takes the lists, and requests from the cache what was read
 //! together with these neurons, a *unit*. What is missing is read into a few buffers and copied from there to frames, without
-//! what pads it on flash. Lanes compute what is there first, the others as they arrive: up of one block of neurons while those
+//! what pads it on disk. Threads compute what is there first, the others as they arrive: up of one block of neurons while those
 //! of the next are on their way. Who computes when depends on the disk; results do not: sums over neurons are taken in the order of
 //! the lists, when all of an expert's are there.
 //!
 //! Who stays is decided by [`Segmented`], without regions of its own for hot neurons: what was used longest ago goes, and
 //! nothing that the step needs. Where a step needs more than there are frames (a prompt needs all neurons of its experts) it goes
-//! in waves, as many experts at a time as fit; down takes them in reverse, and finds in memory what up has used last.
+//! in batches, as many experts at a time as fit; down takes them in reverse, and finds in memory what up has used last.
 //!
-//! * `stage`: the experts of one layer in one call; `state`: what is held, and what is on its way; `scales`: those that lie by
+//! * `step_order`: the experts of one layer in one call; `state`: what is held, and what is on its way; `scales`: those that lie by
 //!   themselves, which are resident.
 
 mod scales;
-mod stage;
 mod state;
+mod step_order;
 
 use super::pager::Report;
 use super::tables::Tables;
-use super::{Hooks, Paging, on_flash};
+use super::{Hooks, Paging, on_disk};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
-use crate::exec::unit::{Half, Lane, Launch, StepFault};
-use crate::offload::flash::{Class, Disk, Event, Priority};
+use crate::exec::unit::{Launch, LayerPart, PoolThread, StepFault};
+use crate::offload::disk::{Class, Disk, Event, Priority};
 use crate::offload::neurons::{Regions, Segmented, Shape};
 use crate::platform::memory::{Addr, Region};
 use moec_ir::bundle::{BLOCK, Bundle};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan;
 use moec_ir::plan::{Grid, Segment};
-use stage::{Item, Needs};
 use state::State;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use step_order::{Item, Needs};
 
-/// Time that a lane waits for events before it looks whether another lane has taken them.
+/// Time that a thread waits for events before it looks whether another thread has taken them.
 const NEWS: Duration = Duration::from_micros(200);
 
-/// Reads that are under way at once, at most. The plan's spare frames have room for their buffers.
+/// Reads that are under way at once, at most. The plan's staging frames have room for their buffers.
 const READS: u64 = 64;
 
 /// Experts of a layer.
@@ -64,7 +64,7 @@ struct Layer {
 struct Lie {
     /// Neurons of a unit.
     each: usize,
-    /// Bytes of up and down of one, in memory and from one to the next on flash.
+    /// Bytes of up and down of one, in memory and from one to the next on disk.
     bytes: usize,
     pitch: usize,
     /// Units of an expert, the most of all layers: units are numbered as if all experts had so many.
@@ -79,51 +79,51 @@ impl Lie {
     }
 }
 
-/// Neurons on flash and in frames.
+/// Neurons on disk and in frames.
 pub(crate) struct NeuronPager {
-    flash: Arc<dyn Disk>,
+    disk: Arc<dyn Disk>,
     layers: Vec<Layer>,
     lie: Lie,
     state: Mutex<State>,
     // Held so that the addresses in the tables stay valid.
     _scales: Region,
     report: Report,
-    /// Nanoseconds that the first lane has waited.
+    /// Nanoseconds that the first thread has waited.
     stalled: AtomicU64,
     timeline: OnceLock<Arc<Timeline>>,
     hooks: Option<&'static dyn Hooks>,
 }
 
-/// Bytes of the buffers that units are read into: what the plan's spare frames are for.
+/// Bytes of the buffers that units are read into: what the plan's staging frames are for.
 pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
-    let bytes = bundle(program, paging)?.rest_pitch() as u64 * u64::from(paging.neurons);
-    let spare = u64::from(paging.spare).saturating_mul(paging.frame_bytes);
-    let count = spare.checked_div(bytes).unwrap_or(0).clamp(1, READS);
+    let bytes = bundle(program, paging)?.up_down_pitch() as u64 * u64::from(paging.neurons);
+    let staging = u64::from(paging.staging).saturating_mul(paging.frame_bytes);
+    let count = staging.checked_div(bytes).unwrap_or(0).clamp(1, READS);
     Ok(Class { bytes, count: count as u32 })
 }
 
 /// The bundle that all layers have parts of.
 fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
     let segment = paging.layers.first().and_then(|l| program.segments.get(l.down as usize));
-    segment.and_then(Segment::rests).ok_or_else(|| Error::plan("neurons of no segment"))
+    segment.and_then(Segment::up_down).ok_or_else(|| Error::plan("neurons of no segment"))
 }
 
 /// Addresses that the table of a layer has.
 pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
     let segment = program.segments.get(layer.down as usize);
-    let each = segment.and_then(Segment::rests).map_or(1, Bundle::rest_addresses);
+    let each = segment.and_then(Segment::up_down).map_or(1, Bundle::up_down_addresses);
     super::neurons_of(program, layer) * each
 }
 
 impl NeuronPager {
-    /// Over flash whose table is that of [`super::table`].
+    /// Over the disk whose table is that of [`super::table`].
     ///
     /// # Errors
     /// Memory refused, neurons that cannot be numbered, scales that cannot be read.
     pub(super) fn new(
         (program, files): (&Program, &BundleFiles),
         paging: &plan::Paging,
-        flash: Arc<dyn Disk>,
+        disk: Arc<dyn Disk>,
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
@@ -138,7 +138,8 @@ impl NeuronPager {
             extent += l.experts * units;
         }
         let units = layers.iter().map(|l| l.units).max().unwrap_or(1);
-        let (bytes, pitch, addresses) = (bundle.rest_bytes(), bundle.rest_pitch(), bundle.rest_addresses());
+        let (bytes, pitch, addresses) =
+            (bundle.up_down_bytes(), bundle.up_down_pitch(), bundle.up_down_addresses());
         let lie = Lie { each, bytes, pitch, units, addresses };
         let shape =
             Shape { matrices: first, neurons: units, cluster: units, gate: lie.unit_bytes(), rest: 0 };
@@ -147,18 +148,18 @@ impl NeuronPager {
         let frames = Region::new("neurons", cold)?;
         let scales = scales::load(program, files, paging, &tables)?;
         let report = Report {
-            reader: flash.describe().to_owned(),
+            reader: disk.describe().to_owned(),
             policy: paging.policy.clone(),
             block_bytes: (lie.pitch * each) as u32,
             budget: paging.budget,
             frames: paging.frames,
             neurons: paging.neurons,
-            frame_bytes: cold + flash.buffers().bytes() as u64,
+            frame_bytes: cold + disk.buffers().bytes() as u64,
             ..Report::default()
         };
         let state = State::new(cache, frames, tables, &layers);
         Ok(Self {
-            flash,
+            disk,
             layers,
             lie,
             state: Mutex::new(state),
@@ -182,7 +183,7 @@ impl NeuronPager {
         Report {
             hits: state.hits,
             misses: state.misses,
-            flash: self.flash.stats(),
+            disk: self.disk.stats(),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             ..self.report.clone()
         }
@@ -192,11 +193,17 @@ impl NeuronPager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the neurons that lists name, or for all of the experts of a dispatch table.
+    /// Requests the neurons that lists name, or for all of the experts of a dispatch table.
     ///
     /// # Safety
-    /// As [`crate::exec::unit::Unit::submit`]; no other lane runs this step.
-    pub(crate) unsafe fn wake(&self, launch: &Launch<'_>, lane: Lane, layer: usize, [rows, k]: [usize; 2]) {
+    /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
+    pub(crate) unsafe fn request_neurons(
+        &self,
+        launch: &Launch<'_>,
+        thread: PoolThread,
+        layer: usize,
+        [rows, k]: [usize; 2],
+    ) {
         let (Some(own), Some((table, lists))) = (self.layers.get(layer), launch.args.split_first()) else {
             return;
         };
@@ -209,94 +216,100 @@ impl NeuronPager {
         // SAFETY: the verifier has found room for the lists of as many experts as can be active.
         let lists = lists.first().map(|at| unsafe { std::slice::from_raw_parts(at.of::<i32>(), words) });
         let needs = Needs { active: &table[layout.expert()..][..active], lists };
-        if let Err(e) = self.begin(layer, launch.n, &needs, lane.of) {
-            launch.fail(StepFault::Flash(e));
+        if let Err(e) = self.begin(layer, launch.n, &needs, thread.of) {
+            launch.fail(StepFault::Disk(e));
         }
     }
 
-    fn begin(&self, layer: usize, rows: usize, needs: &Needs<'_>, lanes: usize) -> Result<()> {
+    fn begin(&self, layer: usize, rows: usize, needs: &Needs<'_>, threads: usize) -> Result<()> {
         let mut state = self.lock();
         self.hear(&mut state);
         if state.error.is_some() {
             // What a call before has given up is not this one's error.
             while state.under_way > 0 {
                 drop(state);
-                self.flash.news(Some(NEWS));
+                self.disk.news(Some(NEWS));
                 state = self.lock();
                 self.hear(&mut state);
             }
             state.forget();
         }
-        state.need(self.lie, layer, self.layers[layer], needs, lanes);
+        state.need(self.lie, layer, self.layers[layer], needs, threads);
         if let Some(hooks) = self.hooks {
-            let stage = &state.stage;
-            let mut needed = (0..stage.len()).map(|at| (stage.expert(at), stage.units(at)));
+            let step_order = &state.step_order;
+            let mut needed = (0..step_order.len()).map(|at| (step_order.expert(at), step_order.units(at)));
             hooks.needs(layer, rows, &mut needed);
         }
         state.begin_part(self.lie, &self.layers, 0);
-        self.ask(&mut state);
+        self.request(&mut state);
         state.failed()
     }
 
-    /// A lane's share of a step over the active experts: `call` runs a range of its items.
-    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
+    /// A thread's share of a step over the active experts: `call` runs a range of its items.
+    pub(crate) fn run(
+        &self,
+        layer_part: LayerPart,
+        launch: &Launch<'_>,
+        thread: PoolThread,
+        call: &dyn Fn(usize, usize),
+    ) {
         let Grid::Experts { tiles, .. } = launch.grid else { return };
         let tiles = tiles as usize;
         loop {
             let at = launch.taken.fetch_add(1, Ordering::Relaxed);
-            let item = match self.item(half, at, lane) {
+            let item = match self.item(layer_part, at, thread) {
                 Ok(Some(item)) => item,
                 Ok(None) => return,
-                Err(e) => return launch.fail(StepFault::Flash(e)),
+                Err(e) => return launch.fail(StepFault::Disk(e)),
             };
             let Item { place, piece, pieces } = item;
             call(place * tiles + tiles * piece / pieces, place * tiles + tiles * (piece + 1) / pieces);
             let mut state = self.lock();
             state.computed(self.lie, &self.layers);
-            self.ask(&mut state);
+            self.request(&mut state);
         }
     }
 
     /// Waits until the neurons of an item are there; `None` after the last one.
-    fn item(&self, half: Half, at: usize, lane: Lane) -> Result<Option<Item>> {
+    fn item(&self, layer_part: LayerPart, at: usize, thread: PoolThread) -> Result<Option<Item>> {
         let mut waits: Option<Instant> = None;
         loop {
             let mut state = self.lock();
             self.hear(&mut state);
-            if usize::from(state.stage.part) < half.part {
+            if usize::from(state.step_order.part) < layer_part.part.index() {
                 state.begin_part(self.lie, &self.layers, 1);
             }
-            self.ask(&mut state);
+            self.request(&mut state);
             state.failed()?;
-            let found = state.stage.item(at);
-            let over = found.is_none() && state.stage.is_over();
-            let there = found.filter(|item| state.stage.is_ready(*item));
+            let found = state.step_order.item(at);
+            let over = found.is_none() && state.step_order.is_over();
+            let there = found.filter(|item| state.step_order.is_ready(*item));
             if over || there.is_some() {
-                let expert = there.map_or(0, |item| state.stage.expert(item.place));
+                let expert = there.map_or(0, |item| state.step_order.expert(item.place));
                 drop(state);
                 if let Some(since) = waits {
-                    self.waited(half, expert, lane, since);
+                    self.waited(layer_part, expert, thread, since);
                 }
                 return Ok(there);
             }
             drop(state);
             waits.get_or_insert_with(Instant::now);
-            self.flash.news(Some(NEWS));
+            self.disk.news(Some(NEWS));
         }
     }
 
-    fn waited(&self, half: Half, expert: u32, lane: Lane, since: Instant) {
+    fn waited(&self, layer_part: LayerPart, expert: u32, thread: PoolThread, since: Instant) {
         if let Some(timeline) = self.timeline.get() {
-            timeline.lane(lane.index, What::Wait { layer: half.layer as u32, expert }, since);
+            timeline.record(thread.index, What::Wait { layer: layer_part.layer as u32, expert }, since);
         }
-        if lane.index == 0 {
+        if thread.index == 0 {
             self.stalled.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
     }
 
-    /// Handles events of flash.
+    /// Handles events of the disk.
     fn hear(&self, state: &mut State) {
-        while let Some(event) = self.flash.poll() {
+        while let Some(event) = self.disk.poll() {
             match event {
                 Event::Done { ticket, loaded } => {
                     state.arrived(self.lie, &self.layers, ticket, loaded.bytes());
@@ -314,11 +327,11 @@ impl NeuronPager {
         }
     }
 
-    /// Reads what is asked for, as long as there are buffers.
-    fn ask(&self, state: &mut State) {
+    /// Reads what is requested, as long as there are buffers.
+    fn request(&self, state: &mut State) {
         while state.error.is_none() {
             let Some(unit) = state.next() else { return };
-            let Some(buffer) = self.flash.buffers().take(1) else {
+            let Some(buffer) = self.disk.buffers().take(1) else {
                 // Reads that were given up keep their buffers until they end. Where those are all, no event will come.
                 if let (0, Some(lost)) = (state.under_way, &state.lost) {
                     state.error = Some(Error::Read(Box::new(lost.clone())));
@@ -328,8 +341,8 @@ impl NeuronPager {
             let (matrix, at) = (unit / self.lie.units, unit % self.lie.units);
             let extent =
                 layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);
-            match self.flash.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
-                Ok(ticket) => state.asked(ticket),
+            match self.disk.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
+                Ok(ticket) => state.requested(ticket),
                 Err(error) => state.error = Some(error),
             }
         }
@@ -344,9 +357,9 @@ fn layer_of(layers: &[Layer], matrix: u32) -> Option<(usize, &Layer)> {
 
 /// Extents of all units: by layer, expert, and place in the expert.
 pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
-    let paging = on_flash(program)?;
+    let paging = on_disk(program)?;
     let bundle = bundle(program, paging)?;
-    let (each, pitch) = (paging.neurons.max(1), bundle.rest_pitch() as u64);
+    let (each, pitch) = (paging.neurons.max(1), bundle.up_down_pitch() as u64);
     let mut units = Vec::new();
     for l in &paging.layers {
         let inter = program.segments.get(l.down as usize).map_or(0, |s| s.extents().1);
@@ -361,8 +374,8 @@ pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
 }
 
 /// Writes the addresses of a unit's neurons into the tables that kernels read.
-fn enter(tables: &Tables, lie: Lie, half: Half, first: usize, count: usize, at: Addr) {
+fn enter(tables: &Tables, lie: Lie, layer_part: LayerPart, first: usize, count: usize, at: Addr) {
     for i in 0..count {
-        tables.set(half, (first + i) * lie.addresses, at.plus(i * lie.bytes));
+        tables.set(layer_part, (first + i) * lie.addresses, at.plus(i * lie.bytes));
     }
 }

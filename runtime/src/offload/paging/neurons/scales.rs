@@ -4,7 +4,7 @@ use super::bundle;
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFiles, forget};
 use crate::error::{Error, Result};
-use crate::exec::unit::Half;
+use crate::exec::unit::{ExpertPart, LayerPart};
 use crate::offload::paging::tables::Tables;
 use crate::platform::memory::Region;
 use moec_ir::plan::{Paging, Segment};
@@ -22,7 +22,7 @@ pub(super) fn load(
 ) -> Result<Region> {
     const NAME: &str = "scales of neurons";
     let bundle = bundle(program, paging)?;
-    let each = bundle.rest_stored_bytes() - bundle.rest_pitch();
+    let each = bundle.up_down_stored_bytes() - bundle.up_down_pitch();
     if each == 0 {
         return Region::new(NAME, 0);
     }
@@ -39,7 +39,7 @@ pub(super) fn load(
         let inter = segment.extents().1 as usize;
         for expert in 0..l.experts {
             let first =
-                segment.matrix_offset(expert).ok_or_else(lost)? + bundle.rest_scales_at(0, inter) as u64;
+                segment.matrix_offset(expert).ok_or_else(lost)? + bundle.up_down_scales_at(0, inter) as u64;
             let place = region.base().plus(at);
             // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes are taken; nothing else
             // has its address yet.
@@ -49,8 +49,8 @@ pub(super) fn load(
             forget(file, usize::try_from(first).unwrap_or(usize::MAX).saturating_add(bytes.len()));
             for i in 0..inter {
                 let neuron = expert as usize * inter + i;
-                let entry = neuron * bundle.rest_addresses() + 1;
-                tables.set(Half { layer, part: 1 }, entry, place.plus(i * each));
+                let entry = neuron * bundle.up_down_addresses() + 1;
+                tables.set(LayerPart { layer, part: ExpertPart::Down }, entry, place.plus(i * each));
             }
             at += bytes.len();
         }

@@ -1,11 +1,11 @@
 //! State of neurons: those in memory, and those in flight.
 
-use super::stage::{Needs, Stage};
+use super::step_order::{Needs, StepOrder};
 use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
-use crate::exec::unit::Half;
-use crate::offload::flash::{ReadError, Ticket};
-use crate::offload::neurons::{Event, Found, Part, Segmented};
+use crate::exec::unit::{ExpertPart, LayerPart};
+use crate::offload::disk::{ReadError, Ticket};
+use crate::offload::neurons::{CacheLookup, Event, Part, Segmented};
 use crate::offload::paging::tables::Tables;
 use crate::platform::memory::Region;
 use std::collections::{HashMap, VecDeque};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
-    /// On flash.
+    /// On the disk.
     Away,
-    /// Asked for.
+    /// Requested.
     Coming,
     /// In a frame.
     There(u32),
@@ -24,7 +24,7 @@ enum Slot {
 
 /// Mutable state, under one lock.
 pub(super) struct State {
-    pub(super) stage: Stage,
+    pub(super) step_order: StepOrder,
     cache: Segmented,
     frames: Region,
     tables: Arc<Tables>,
@@ -54,7 +54,7 @@ impl State {
         let units = shape.matrices as usize * shape.neurons as usize;
         let count = cache.regions().cold / shape.gate.max(1);
         Self {
-            stage: Stage::new(layers, shape.neurons),
+            step_order: StepOrder::new(layers, shape.neurons),
             cache,
             frames,
             tables,
@@ -94,55 +94,55 @@ impl State {
     }
 
     /// A layer begins.
-    pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, lanes: usize) {
-        self.stage.set(lie, index, layer, needs, lanes);
+    pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
+        self.step_order.set(lie, index, layer, needs, threads);
         self.counted = 0;
     }
 
     /// A part of the layer begins, with as many experts as fit.
     pub(super) fn begin_part(&mut self, lie: Lie, layers: &[Layer], part: u8) {
-        self.stage.begin(part);
-        self.wave(lie, layers);
+        self.step_order.begin(part);
+        self.next_batch(lie, layers);
     }
 
-    /// An item is computed. After the last of a wave follows the next one.
+    /// An item is computed. After the last item of a batch of experts follows the next batch.
     pub(super) fn computed(&mut self, lie: Lie, layers: &[Layer]) {
-        if self.stage.computed() {
-            self.wave(lie, layers);
+        if self.step_order.computed() {
+            self.next_batch(lie, layers);
         }
     }
 
     /// As many experts as fit, one at least.
-    fn wave(&mut self, lie: Lie, layers: &[Layer]) {
+    fn next_batch(&mut self, lie: Lie, layers: &[Layer]) {
         self.cache.begin();
-        let from = self.stage.items();
-        let Some(&layer) = layers.get(self.stage.layer) else { return };
-        while let Some(place) = self.stage.turn() {
+        let from = self.step_order.items();
+        let Some(&layer) = layers.get(self.step_order.layer) else { return };
+        while let Some(place) = self.step_order.turn() {
             if !self.acquire(lie, layer, place) {
                 break;
             }
-            self.stage.follow(place);
+            self.step_order.follow(place);
         }
-        if self.stage.items() == from && !self.stage.is_over() {
+        if self.step_order.items() == from && !self.step_order.is_over() {
             self.error.get_or_insert(Error::plan("the neurons of an expert do not fit into memory"));
         }
-        self.stage.sort(from);
+        self.step_order.sort(from);
     }
 
-    /// Asks the cache for what an expert needs; whether there is room for all of it.
+    /// Requests from the cache what an expert needs; whether there is room for all of it.
     fn acquire(&mut self, lie: Lie, layer: Layer, place: usize) -> bool {
-        let matrix = layer.first + self.stage.expert(place);
-        let needed = self.stage.needed(place);
-        if self.stage.part == 0 && place >= self.counted {
-            let held = |at: &usize| self.cache.holds(matrix, self.stage.unit(*at), Part::Whole);
+        let matrix = layer.first + self.step_order.expert(place);
+        let needed = self.step_order.needed(place);
+        if self.step_order.part == 0 && place >= self.counted {
+            let held = |at: &usize| self.cache.holds(matrix, self.step_order.unit(*at), Part::Whole);
             let hits = needed.clone().filter(held).count();
             self.hits += hits as u64;
             self.misses += (needed.len() - hits) as u64;
             self.counted = place + 1;
         }
-        self.stage.recount(place);
+        self.step_order.recount(place);
         for at in needed {
-            let unit = self.stage.unit(at);
+            let unit = self.step_order.unit(at);
             let id = (matrix * lie.units + unit) as usize;
             let (slots, free) = (&mut self.slots, &mut self.free);
             let gone = |event| {
@@ -153,19 +153,19 @@ impl State {
                 }
             };
             match self.cache.neuron(matrix, unit, Part::Whole, gone) {
-                Ok(Found::Hot | Found::Cold) => {}
-                Ok(Found::Load(_)) => {
+                Ok(CacheLookup::Hot | CacheLookup::Cold) => {}
+                Ok(CacheLookup::Load(_)) => {
                     self.slots[id] = Slot::Coming;
                     self.queue.push_back(id as u32);
                 }
-                Ok(Found::Stream(_)) => return false,
+                Ok(CacheLookup::Stream(_)) => return false,
                 Err(e) => {
                     self.error.get_or_insert(Error::plan(e.to_string()));
                     return false;
                 }
             }
             if self.slots[id] == Slot::Coming {
-                self.stage.lacks(lie, place, unit);
+                self.step_order.lacks(lie, place, unit);
             }
         }
         true
@@ -184,7 +184,7 @@ impl State {
     }
 
     /// That unit is read into a buffer.
-    pub(super) fn asked(&mut self, ticket: Ticket) {
+    pub(super) fn requested(&mut self, ticket: Ticket) {
         if let Some(unit) = self.queue.pop_front() {
             self.pending.insert(ticket, unit);
             self.under_way += 1;
@@ -216,15 +216,15 @@ impl State {
         for (i, row) in rows.enumerate() {
             let row = &row[..lie.bytes.min(row.len())];
             // SAFETY: frame `frame` is one of those that the region was taken for and holds `each` neurons; it is free, so
-            // that no kernel reads it; the bytes are those of a buffer of flash.
+            // that no kernel reads it; the bytes are those of a buffer of the disk.
             unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at.plus(i * lie.bytes).ptr(), row.len()) };
         }
         let expert = matrix - layer.first;
         let first = expert as usize * layer.inter + unit as usize * lie.each;
-        enter(&self.tables, lie, Half { layer: index, part: 1 }, first, count, at);
+        enter(&self.tables, lie, LayerPart { layer: index, part: ExpertPart::Down }, first, count, at);
         self.slots[id as usize] = Slot::There(frame);
-        if index == self.stage.layer {
-            self.stage.has(lie, expert, unit);
+        if index == self.step_order.layer {
+            self.step_order.has(lie, expert, unit);
         }
     }
 }

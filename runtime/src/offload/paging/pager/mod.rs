@@ -1,38 +1,38 @@
-//! Experts on flash and in frames, for the computing threads.
+//! Experts on disk and in frames, for the computing threads.
 //!
-//! What is read, kept and given up is decided elsewhere ([`super::decider`]); a desk carries it out. The pager keeps both under a
-//! lock, tells them what steps ask for and what lanes have computed, and enters addresses of what has come where kernels read
-//! them. Whether a part of an expert may be used is a bit that lanes look at without a lock. Nothing here allocates after
+//! What is read, kept and given up is decided elsewhere ([`super::decider`]); an I/O executor carries it out. The pager keeps both under a
+//! lock, tells them what steps request and what threads have computed, and enters addresses of what has come where kernels read
+//! them. Whether a part of an expert may be used is a bit that threads look at without a lock. Nothing here allocates after
 //! [`Pager::new`], apart from what errors say.
 //!
-//! * `ask`: a layer asks for its experts.
-//! * `lanes`: who computes waits for an expert, and lets one go that only passed through.
+//! * `request`: requests of a layer for its experts.
+//! * `compute`: waits of computing threads for an expert, and the release of one that only passed through.
 //! * `report`: what was done.
 
-mod ask;
-mod lanes;
+mod compute;
 mod report;
+mod request;
 
 use super::decider::{Decider, Decision, Event, How, News};
-use super::desk::{Desk, Watch};
 use super::hooks::Hooks;
+use super::io_executor::{IoExecutor, Watch};
 use super::options::Paging;
-use super::stage::Stage;
+use super::step_order::StepOrder;
 use super::tables::Tables;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
-use crate::exec::unit::Half;
+use crate::exec::unit::{ExpertPart, LayerPart};
 use crate::offload::cache::Key;
-use crate::offload::flash::{Disk, Priority};
+use crate::offload::disk::{Disk, Priority};
 use crate::platform::memory::Addr;
 use moec_ir::plan;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-pub(super) use ask::Asked;
 pub use report::Report;
+pub(super) use request::DispatchRequest;
 
 /// A memory whose experts are those of this one, too.
 pub(crate) trait Above: Send + Sync {
@@ -41,7 +41,7 @@ pub(crate) trait Above: Send + Sync {
 }
 
 /// Experts of a layer.
-struct Place {
+struct LayerInfo {
     /// Number of its first expert.
     first: usize,
     experts: usize,
@@ -54,24 +54,24 @@ struct Place {
 
 /// Mutable state, under one lock.
 struct State {
-    desk: Desk,
+    executor: IoExecutor,
     /// What does not change any more.
     report: Report,
 }
 
-/// Experts on flash and in frames.
+/// Experts on disk and in frames.
 pub(crate) struct Pager {
-    flash: Arc<dyn Disk>,
-    hall: Hall,
+    disk: Arc<dyn Disk>,
+    view: ReadyView,
     state: Mutex<State>,
-    stage: RwLock<Stage>,
-    /// Nanoseconds that the first lane has waited.
+    step_order: RwLock<StepOrder>,
+    /// Nanoseconds that the first thread has waited.
     stalled: AtomicU64,
 }
 
-/// View that lanes read without a lock.
-struct Hall {
-    places: Vec<Place>,
+/// View that threads read without a lock.
+struct ReadyView {
+    places: Vec<LayerInfo>,
     /// Layer and index of every expert.
     keys: Vec<Key>,
     tables: Arc<Tables>,
@@ -89,7 +89,7 @@ impl Pager {
     pub(super) fn new(
         program: &Program,
         paging: &plan::Paging,
-        flash: Arc<dyn Disk>,
+        disk: Arc<dyn Disk>,
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
@@ -102,7 +102,7 @@ impl Pager {
             let gap = down.offset.saturating_sub(gate_up.offset);
             let bytes = gap + down.matrix_bytes().unwrap_or(0);
             let (experts, k) = (shape.experts as usize, shape.k as usize);
-            places.push(Place { first, experts, k, gap: gap as usize, bytes });
+            places.push(LayerInfo { first, experts, k, gap: gap as usize, bytes });
             first += experts;
         }
         let bytes: Vec<u64> = places.iter().map(|p| p.bytes).collect();
@@ -111,18 +111,18 @@ impl Pager {
             How { bytes: &bytes, elsewhere: &elsewhere, ahead: options.ahead, preload: options.preload };
         let decider = Decider::new(paging, how)?;
         let report = Report {
-            reader: flash.describe().to_owned(),
+            reader: disk.describe().to_owned(),
             policy: paging.policy.clone(),
             block_bytes: paging.block_bytes,
             budget: paging.budget,
             frames: paging.frames,
-            frame_bytes: flash.buffers().bytes() as u64,
+            frame_bytes: disk.buffers().bytes() as u64,
             pinned: paging.pinned.len() as u32,
             pinned_bytes: paging.frame_bytes.saturating_mul(paging.pinned.len() as u64),
             ..Report::default()
         };
         let most = places.iter().map(|p| p.experts).max().unwrap_or(0);
-        let hall = Hall {
+        let view = ReadyView {
             places,
             keys: decider.keys().to_vec(),
             tables,
@@ -132,51 +132,51 @@ impl Pager {
             above: OnceLock::new(),
             hooks: options.hooks,
         };
-        let desk = Desk::new(decider, flash.buffers().len());
+        let executor = IoExecutor::new(decider, disk.buffers().len());
         let pager = Self {
-            hall,
-            state: Mutex::new(State { desk, report }),
-            stage: RwLock::new(Stage::new(most)),
+            view,
+            state: Mutex::new(State { executor, report }),
+            step_order: RwLock::new(StepOrder::new(most)),
             stalled: AtomicU64::new(0),
-            flash,
+            disk,
         };
-        // A reader that has broken down is told to the first step, which asks anew.
-        let _ = pager.lock().desk.news(&*pager.flash, News::Began, &mut &pager.hall);
+        // A reader that has broken down is reported to the first step, which requests them anew.
+        let _ = pager.lock().executor.news(&*pager.disk, News::Began, &mut &pager.view);
         Ok(pager)
     }
 
     /// Experts and experts per token of a layer.
     pub(super) fn shape(&self, layer: usize) -> Option<(usize, usize)> {
-        self.hall.places.get(layer).map(|p| (p.experts, p.k))
+        self.view.places.get(layer).map(|p| (p.experts, p.k))
     }
 
     /// Has another memory told of experts that leave this one. Once only.
-    pub(crate) fn tell(&self, above: Arc<dyn Above>) {
-        let _ = self.hall.above.set(above);
+    pub(crate) fn set_above(&self, above: Arc<dyn Above>) {
+        let _ = self.view.above.set(above);
     }
 
     /// Whether memory holds an expert, and keeps it.
     pub(crate) fn holds(&self, key: Key) -> bool {
-        let id = self.hall.id(key);
-        self.hall.is_ready(id, 0) && self.hall.is_ready(id, 1) && self.lock().desk.decider.keeps(key)
+        let id = self.view.id(key);
+        self.view.is_ready(id, 0) && self.view.is_ready(id, 1) && self.lock().executor.decider.keeps(key)
     }
 
     /// Writes down from now on what is read and waited for. Once only.
     pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
-        let _ = self.hall.timeline.set(timeline);
+        let _ = self.view.timeline.set(timeline);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hears what flash has to tell.
+    /// Handles the events of the disk.
     fn take_news(&self, state: &mut State) -> Result<()> {
-        state.desk.take_news(&*self.flash, &mut &self.hall)
+        state.executor.take_news(&*self.disk, &mut &self.view)
     }
 }
 
-impl Hall {
+impl ReadyView {
     /// Number of an expert.
     fn id(&self, key: Key) -> usize {
         self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
@@ -201,7 +201,7 @@ impl Hall {
     }
 }
 
-impl Watch for &Hall {
+impl Watch for &ReadyView {
     fn heard(&mut self, now: Duration, event: &Event<'_>) {
         if let Some(hooks) = self.hooks {
             hooks.heard(now, event);
@@ -216,16 +216,17 @@ impl Watch for &Hall {
             Decision::Use { key, part, first, .. } => {
                 let Some(base) = base else { return };
                 let gap = self.places.get(usize::from(key.layer)).map_or(0, |p| p.gap);
-                let half = Half { layer: key.layer.into(), part: part.into() };
+                let layer_part =
+                    LayerPart { layer: key.layer.into(), part: ExpertPart::ALL[usize::from(part)] };
                 let skipped = if part > first { gap } else { 0 };
-                self.tables.set(half, key.expert.into(), base.plus(skipped));
+                self.tables.set(layer_part, key.expert.into(), base.plus(skipped));
                 // Release: who sees the bit sees the address and the bytes.
                 self.ready[self.id(key)].fetch_or(1 << part, Ordering::Release);
             }
             Decision::Evict { key, .. } => self.leaves(key),
-            Decision::Lost { key, asked, .. } => {
+            Decision::Lost { key, requested, .. } => {
                 self.leaves(key);
-                if asked {
+                if requested {
                     self.broken.store(true, Ordering::Release);
                 }
             }

@@ -1,7 +1,7 @@
 //! Statistics of the store.
 
 use super::Pager;
-use crate::offload::flash::Stats;
+use crate::offload::disk::Stats;
 use crate::offload::paging::decider::Counts;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use std::time::Duration;
 /// What the store did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Experts that were asked for and in memory, or on their way.
+    /// Experts that were requested and in memory, or on their way.
     pub hits: u64,
-    /// Experts that were asked for and had to be read.
+    /// Experts that were requested and had to be read.
     pub misses: u64,
     /// Of those that were there: read ahead, and requested as predicted.
-    pub foreseen: u64,
+    pub predicted: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
     /// Misses that the cache did not keep.
     pub streamed: u64,
-    /// Time in which the first lane waited for flash.
+    /// Time in which the first thread waited for the disk.
     pub stalled: Duration,
     /// Statistics of reads.
-    pub flash: Stats,
+    pub disk: Stats,
     /// Name of the reader.
     pub reader: String,
     /// Policy of the cache with its parameters.
@@ -51,12 +51,13 @@ impl Pager {
     pub(crate) fn report(&self) -> Report {
         let mut report = {
             let mut state = self.lock();
-            // A reader that has broken down is told to the next step.
+            // A reader that has broken down is reported to the next step.
             let _ = self.take_news(&mut state);
-            let Counts { hits, misses, foreseen, ahead, streamed, preloaded } = state.desk.decider.counts();
-            Report { hits, misses, foreseen, ahead, streamed, preloaded, ..state.report.clone() }
+            let Counts { hits, misses, predicted, ahead, streamed, preloaded } =
+                state.executor.decider.counts();
+            Report { hits, misses, predicted, ahead, streamed, preloaded, ..state.report.clone() }
         };
-        report.flash = self.flash.stats();
+        report.disk = self.disk.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         report
     }

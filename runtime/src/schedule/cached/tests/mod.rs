@@ -1,13 +1,13 @@
 //! Invariants of schedules.
 
-mod director;
+mod dispatcher;
 mod optimum;
 mod prefetch;
 mod schedules;
 
 use super::prefetch::*;
 use crate::schedule::timelines::*;
-use crate::schedule::{Costs, Order, SOLVERS, ScheduleError, Solver, Table, Unit, UnitCosts};
+use crate::schedule::{Costs, ExpertUnit, Order, SOLVERS, ScheduleError, Solver, Table, UnitCosts};
 use crate::serving::sampler::SplitMix64;
 
 /// Times of straight lines: the GPU's hardly rise, the CPU's do (Figure 3f).
@@ -24,8 +24,8 @@ fn solvers() -> impl Iterator<Item = (&'static str, Solver)> {
     SOLVERS.iter().filter(|s| s.1.has_timelines()).map(|s| (s.0, s.1))
 }
 
-fn divider(costs: &Costs) -> Divider {
-    Divider::new(costs.clone()).expect("costs")
+fn scheduler(costs: &Costs) -> TimelineScheduler {
+    TimelineScheduler::new(costs.clone()).expect("costs")
 }
 
 /// A machine as the paper has it and a layer of it: up to `most` experts, few or many tokens, some of them held.

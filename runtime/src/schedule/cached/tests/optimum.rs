@@ -9,7 +9,7 @@ fn over(policy: Solver, layers: usize, most: usize, rise: f64) -> (f64, f64) {
     for _ in 0..layers {
         let (costs, tasks) = layer_of(&mut random, most, rise);
         let least = least(&costs, &tasks);
-        let made = divider(&costs).schedule(policy, &tasks, Free::default()).expect("a schedule").makespan;
+        let made = scheduler(&costs).schedule(policy, &tasks, Free::default()).expect("a schedule").makespan;
         assert!(
             made >= least * (1.0 - 1e-9),
             "{policy:?} made {made}, the least is {least}: {costs:?} {tasks:?}"
@@ -50,7 +50,7 @@ fn no_fixed_split_is_better() {
     let mut random = SplitMix64(11);
     for case in 0..1000 {
         let (costs, tasks) = layer_of(&mut random, 64, if case % 2 == 0 { RISES[0] } else { RISES[1] });
-        let mut s = divider(&costs);
+        let mut s = scheduler(&costs);
         let mut made = |policy| s.schedule(policy, &tasks, Free::default()).expect("a schedule").makespan;
         let cut = made(Solver::Best);
         for (name, policy) in solvers() {

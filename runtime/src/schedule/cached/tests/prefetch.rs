@@ -11,7 +11,7 @@ fn outlook(start: f64, of: &[(u16, u32, f64, bool)]) -> Outlook {
 fn planned(layers: &[Outlook], busy: f64) -> Vec<Prefetch> {
     let costs = costs([1.0, 0.0], [10.0, 10.0], 0.0, 30.0);
     let mut out = Vec::new();
-    plan(&mut divider(&costs), Solver::Best, &mut layers.to_vec(), busy, &mut out);
+    plan(&mut scheduler(&costs), Solver::Best, &mut layers.to_vec(), busy, &mut out);
     out
 }
 
@@ -53,11 +53,11 @@ fn what_is_planned_shortens_layers() {
         let (costs, tasks) = random_layer(&mut random, 16);
         let probability = vec![1.0; tasks.len()];
         let mut layers = [Outlook { start: 1000.0 * random.unit(), tasks, probability }];
-        let mut s = divider(&costs);
+        let mut s = scheduler(&costs);
         let mut time = |tasks: &[Task]| s.makespan(Solver::Best, tasks, Free::default());
         let before = time(&layers[0].tasks);
         let mut out = Vec::new();
-        plan(&mut divider(&costs), Solver::Best, &mut layers, 0.0, &mut out);
+        plan(&mut scheduler(&costs), Solver::Best, &mut layers, 0.0, &mut out);
         let gains: f64 = out.iter().map(|p| p.gain).sum();
         let after = time(&layers[0].tasks);
         assert!((before - after - gains).abs() < 1e-6 && out.iter().all(|p| p.gain > 0.0), "{out:?}");

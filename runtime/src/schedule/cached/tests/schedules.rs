@@ -3,7 +3,7 @@
 use super::*;
 
 fn run(policy: Solver, costs: &Costs, tasks: &[Task], free: Free) -> Timelines {
-    divider(costs).schedule(policy, tasks, free).expect("a schedule").clone()
+    scheduler(costs).schedule(policy, tasks, free).expect("a schedule").clone()
 }
 
 #[test]
@@ -20,11 +20,11 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
             assert_eq!(experts, (0..tasks.len() as u16).collect::<Vec<_>>(), "{name}");
             let (mut ends, mut link) = ([free.gpu, free.cpu], free.link);
             for r in &made.runs {
-                let (task, end) = (&tasks[r.task], &mut ends[usize::from(r.unit == Unit::Cpu)]);
+                let (task, end) = (&tasks[r.task], &mut ends[usize::from(r.unit == ExpertUnit::Cpu)]);
                 assert!(r.start >= *end - 1e-9 && r.end >= r.start, "{name}: {r:?}");
                 *end = r.end;
                 assert_eq!(task.expert, r.expert);
-                if r.unit == Unit::Gpu {
+                if r.unit == ExpertUnit::Gpu {
                     assert_eq!(r.transfer.is_some(), task.held.is_none(), "{name}: {r:?}");
                     assert!(r.start >= r.transfer.map_or(task.held.unwrap_or(0.0), |t| t.1), "{name}: {r:?}");
                 }
@@ -37,7 +37,7 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
             assert!((made.makespan - last).abs() < 1e-9, "{name}");
             assert_eq!(made.done.link.to_bits(), link.to_bits());
             // What is computed without the timelines is the same, but for what the search finds.
-            let short = divider(&costs).makespan(policy, &tasks, free);
+            let short = scheduler(&costs).makespan(policy, &tasks, free);
             let searched = policy == Solver::Best && short > made.makespan;
             assert!(searched || (short - made.makespan).abs() < 1e-6, "{name}: {short} {}", made.makespan);
             assert_eq!(made, run(policy, &costs, &tasks, free), "{name}");
@@ -57,7 +57,7 @@ fn the_example_of_the_paper() {
         let made = run(policy, &costs, &tasks, Free::default());
         let unit = |e: u16| made.runs.iter().find(|r| r.expert == e).expect("a run");
         assert_eq!((made.makespan, unit(2).transfer), (4.0, Some((0.0, 3.0))), "{policy:?}: {made:?}");
-        assert_eq!((unit(1).unit, unit(3).unit), (Unit::Cpu, Unit::Cpu));
+        assert_eq!((unit(1).unit, unit(3).unit), (ExpertUnit::Cpu, ExpertUnit::Cpu));
     }
     // Transferred or not, the fixed split takes all that is not held: 1 + 2 + 5.
     assert_eq!(run(Solver::Fixed, &costs, &tasks, Free::default()).makespan, 8.0);
@@ -79,8 +79,8 @@ fn an_expert_on_its_way_is_waited_for_if_that_is_sooner() {
     let costs = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
     let made =
         |held| run(Solver::Best, &costs, &[Task { expert: 0, load: 1, held: Some(held) }], Free::default());
-    assert_eq!((made(5.0).makespan, made(5.0).runs[0].unit), (6.0, Unit::Gpu));
-    assert_eq!((made(30.0).makespan, made(30.0).runs[0].unit), (10.0, Unit::Cpu));
+    assert_eq!((made(5.0).makespan, made(5.0).runs[0].unit), (6.0, ExpertUnit::Gpu));
+    assert_eq!((made(30.0).makespan, made(30.0).runs[0].unit), (10.0, ExpertUnit::Cpu));
 }
 
 #[test]
@@ -88,14 +88,14 @@ fn what_cannot_be_is_refused() {
     let good = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
     let task = Task { expert: 3, load: 1, held: None };
     let why =
-        |tasks: &[Task], free| divider(&good).schedule(Solver::Best, tasks, free).map(|_| ()).unwrap_err();
+        |tasks: &[Task], free| scheduler(&good).schedule(Solver::Best, tasks, free).map(|_| ()).unwrap_err();
     assert_eq!(why(&[Task { load: 0, ..task }], Free::default()), ScheduleError::NoTokens { expert: 3 });
     assert_eq!(why(&[task, task], Free::default()), ScheduleError::Twice { expert: 3 });
     for free in [Free { gpu: f64::NAN, ..Free::default() }, Free { link: -1.0, ..Free::default() }] {
         assert!(matches!(why(&[task], free), ScheduleError::Time { .. }));
     }
     let bad = Costs { bring_us: f64::INFINITY, ..good };
-    let e = Divider::new(bad).map(|_| ()).unwrap_err().to_string();
+    let e = TimelineScheduler::new(bad).map(|_| ()).unwrap_err().to_string();
     assert_eq!(e, "an expert on its way to the GPU must be a number of microseconds from 0 on, not inf");
 }
 

@@ -1,7 +1,7 @@
 //! Costs and loads as the paper describes them, and all policies over steps whose loads drift: of the tests beside, and of
 //! `sim/examples/schedule_rate.rs`, which measures. What it takes of this crate is named by the module above, as each calls it.
 
-use super::{Costs, NearCosts, Scheduler, Setup, System, Table, Window};
+use super::{Costs, ExpertScheduler, NearCosts, Setup, System, Table, Window};
 use moec_sim::draw_experts;
 
 /// A model of Table 2: experts, experts of a token, width, width of an expert.
@@ -136,8 +136,8 @@ pub(super) fn setup(system: System, model: &Model) -> Setup {
 }
 
 /// Mean makespan of a step of a layer, with the scheduler that gave it.
-pub(super) fn run(system: System, model: &Model, batch: usize, steps: usize) -> (f64, Scheduler) {
-    let mut scheduler = Scheduler::new(setup(system, model)).expect("a sound setup");
+pub(super) fn run(system: System, model: &Model, batch: usize, steps: usize) -> (f64, ExpertScheduler) {
+    let mut scheduler = ExpertScheduler::new(setup(system, model)).expect("a sound setup");
     let mut drift = Drift::new(3, model.experts);
     for layer in 0..LAYERS {
         let total: f64 = drift.base[layer].iter().sum();

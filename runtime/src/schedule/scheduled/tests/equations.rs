@@ -77,7 +77,7 @@ fn a_step_is_added_up_as_equations_5_to_7_say() {
         frames: 1,
         window: Window::default(),
     };
-    let mut scheduler = Scheduler::new(setup).expect("a sound setup");
+    let mut scheduler = ExpertScheduler::new(setup).expect("a sound setup");
     let place = |layout, cached| Place { layout, cached };
     let places = vec![
         place(Layout::Striped, true),
@@ -88,7 +88,10 @@ fn a_step_is_added_up_as_equations_5_to_7_say() {
     let placement = Placement::new(places, 2, 1).expect("memories and frames that are there");
     scheduler.place(0, &placement).expect("a layer");
     let s = scheduler.dispatch(0, &[4, 2, 2, 0]).expect("a layer").clone();
-    assert_eq!(s.homes, [Some(Home::Gpu), Some(Home::Cpu), Some(Home::Near(1)), None]);
+    assert_eq!(
+        s.units,
+        [Some(ScheduledUnit::Gpu), Some(ScheduledUnit::Cpu), Some(ScheduledUnit::Near(1)), None]
+    );
     near(s.gpu_us, 47_185_920.0 / 2.04e6);
     near(s.cpu_us, 153.6);
     // The striped read takes half of 1228.8 of each memory.
@@ -101,7 +104,7 @@ fn a_step_is_added_up_as_equations_5_to_7_say() {
 #[test]
 fn the_average_is_that_of_equation_8() {
     let system = TRIMOE;
-    let mut scheduler = Scheduler::new(super::drawn::setup(system, &MODELS[1])).expect("a sound setup");
+    let mut scheduler = ExpertScheduler::new(super::drawn::setup(system, &MODELS[1])).expect("a sound setup");
     let mut loads = vec![0; 128];
     for (load, average) in [(10, 3.0), (0, 2.1), (20, 7.47)] {
         loads[5] = load;
@@ -115,18 +118,18 @@ fn the_average_is_that_of_equation_8() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let sound = super::drawn::setup(super::systems::GPU_ALONE, &MODELS[0]);
-    let mut scheduler = Scheduler::new(sound.clone()).expect("a sound setup");
+    let mut scheduler = ExpertScheduler::new(sound.clone()).expect("a sound setup");
     assert_eq!(scheduler.dispatch(4, &[0; 160]).err(), Some(ScheduleError::Layer { layer: 4, layers: 4 }));
     assert_eq!(scheduler.step(0, &[0; 7]).err(), Some(ScheduleError::Loads { found: 7, experts: 160 }));
     let no_gpu = Setup { costs: Costs { gpu: None, ..sound.costs.clone() }, ..sound.clone() };
-    let error = Scheduler::new(no_gpu).expect_err("the GPU alone without one");
+    let error = ExpertScheduler::new(no_gpu).expect_err("the GPU alone without one");
     assert_eq!(
         error.to_string(),
         "policy GPU computes on the GPU, and there are no costs of it: give them, or take another policy"
     );
-    assert!(Scheduler::new(Setup { experts: MOST_EXPERTS + 1, ..sound.clone() }).is_err());
+    assert!(ExpertScheduler::new(Setup { experts: MOST_EXPERTS + 1, ..sound.clone() }).is_err());
     let costs = Costs { bring_us: f64::NAN, ..sound.costs.clone() };
-    assert!(Scheduler::new(Setup { costs, ..sound }).is_err());
+    assert!(ExpertScheduler::new(Setup { costs, ..sound }).is_err());
     let local = vec![Place { layout: Layout::Local(2), cached: true }; 3];
     assert!(matches!(
         Placement::new(local.clone(), 2, 3),

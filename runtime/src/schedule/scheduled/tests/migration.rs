@@ -12,7 +12,7 @@ fn place(layout: Layout, cached: bool) -> Place {
 }
 
 /// One layer on two memories, where experts are and which loads they are used to.
-fn scheduler(system: System, places: &[Place], loads: &[f64], frames: usize) -> Scheduler {
+fn scheduler(system: System, places: &[Place], loads: &[f64], frames: usize) -> ExpertScheduler {
     with_costs(costs(&MODELS[0]), system, places, loads, frames)
 }
 
@@ -23,17 +23,23 @@ fn free() -> Costs {
     costs
 }
 
-fn with_costs(costs: Costs, system: System, places: &[Place], loads: &[f64], frames: usize) -> Scheduler {
+fn with_costs(
+    costs: Costs,
+    system: System,
+    places: &[Place],
+    loads: &[f64],
+    frames: usize,
+) -> ExpertScheduler {
     let window = Window { pcie_us: 1e6, link_us: 1e6 };
     let setup = Setup { system, costs, layers: 1, experts: places.len(), memories: 2, frames, window };
-    let mut scheduler = Scheduler::new(setup).expect("a sound setup");
+    let mut scheduler = ExpertScheduler::new(setup).expect("a sound setup");
     scheduler.profile(0, loads).expect("a layer");
     let placement = Placement::new(places.to_vec(), 2, frames).expect("memories and frames that are there");
     scheduler.place(0, &placement).expect("a layer");
     scheduler
 }
 
-fn actions(scheduler: &mut Scheduler, window: Window) -> Vec<Action> {
+fn actions(scheduler: &mut ExpertScheduler, window: Window) -> Vec<Action> {
     scheduler.moves_for(0, window).expect("a layer").iter().map(|m| m.action).collect()
 }
 
@@ -58,7 +64,7 @@ fn a_hot_expert_takes_the_frame_of_the_coldest() {
 }
 
 #[test]
-fn experts_become_what_their_class_asks_for() {
+fn experts_become_what_their_class_requests() {
     // Many that are warm, one of them localized; some that are cold, one of them striped.
     let mut places = vec![place(Layout::Striped, false); 6];
     places[2] = place(Layout::Local(0), false);
@@ -101,7 +107,7 @@ fn no_expert_moves_twice_in_a_window() {
     let mut kinds = [0; 3];
     for frames in [2, 16] {
         let setup = Setup { frames, window: WIDE, ..setup(ALWAYS, &MODELS[1]) };
-        let mut scheduler = Scheduler::new(setup.clone()).expect("a sound setup");
+        let mut scheduler = ExpertScheduler::new(setup.clone()).expect("a sound setup");
         let mut drift = Drift::new(5, setup.experts);
         for i in 0..200 {
             let layer = i % setup.layers;
@@ -134,7 +140,7 @@ fn the_cut_by_load_is_the_best_there_is() {
     let loads: Vec<u32> = (0..12u32).map(|e| 40 * (e * 7 % 12)).collect();
     let units = Units { misses: true, cpu: true, near: false };
     let hottest =
-        System::of_sums("", Solver::Hottest(Unit::Cpu), units, Keeps::Popular, Foresees::Nothing, "");
+        System::of_sums("", Solver::Hottest(ExpertUnit::Cpu), units, Keeps::Popular, Prediction::Nothing, "");
     let mut s = with_costs(free(), hottest, &places, &[1.0; 12], 2);
     let found = s.dispatch(0, &loads).expect("a layer").clone();
     let c = free();
@@ -148,5 +154,5 @@ fn the_cut_by_load_is_the_best_there_is() {
     };
     let least = (0..=10).map(cut).fold(f64::INFINITY, f64::min);
     assert!((found.makespan_us - least).abs() < 1e-3, "{} is not {least}", found.makespan_us);
-    assert!(found.homes[2..].contains(&Some(Home::Gpu)), "nothing was cut off");
+    assert!(found.units[2..].contains(&Some(ScheduledUnit::Gpu)), "nothing was cut off");
 }

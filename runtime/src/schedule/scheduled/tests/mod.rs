@@ -9,5 +9,5 @@ mod properties;
 mod systems;
 mod workload;
 
-use super::{Scheduler, Setup, Window};
+use super::{ExpertScheduler, Setup, Window};
 use crate::schedule::{Costs, NearCosts, System, Table};

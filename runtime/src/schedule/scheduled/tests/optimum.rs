@@ -2,7 +2,7 @@
 
 use super::drawn::{MODELS, costs};
 use super::workload::{ALL, small};
-use crate::schedule::scheduled::{Layout, Place, Unit};
+use crate::schedule::scheduled::{ExpertUnit, Layout, Place};
 use crate::schedule::sums::assignment::Assignment;
 use crate::schedule::sums::exact::Exact;
 use crate::schedule::sums::prices::Prices;
@@ -50,7 +50,7 @@ fn the_search_leaves_a_plateau_where_the_refinement_of_the_paper_stalls() {
     let mut a = Assignment::default();
     a.clear(2);
     for (e, &place) in places.iter().enumerate() {
-        a.push(Prices::new(costs.clone(), ALL, 2).task(e, place, 4), Unit::Near);
+        a.push(Prices::new(costs.clone(), ALL, 2).task(e, place, 4), ExpertUnit::Near);
     }
     let before = a.clone();
     refine(&mut a, 1000);

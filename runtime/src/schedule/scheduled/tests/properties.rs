@@ -77,30 +77,30 @@ fn a_case(costs: &Costs, memories: usize, seed: u64) -> Assignment {
 }
 
 /// Equations 1 to 7 of a schedule, from the costs and nothing else.
-fn again(setup: &Setup, placement: &Placement, loads: &[u32], homes: &[Option<Home>]) -> f64 {
+fn again(setup: &Setup, placement: &Placement, loads: &[u32], units: &[Option<ScheduledUnit>]) -> f64 {
     let c = &setup.costs;
     let (mut calc, mut transfer) = (0.0, 0.0);
     let (mut gpu, mut cpu, mut memories) = (0.0, 0.0, vec![0.0; setup.memories]);
-    for ((place, &load), home) in placement.places().iter().zip(loads).zip(homes) {
+    for ((place, &load), unit) in placement.places().iter().zip(loads).zip(units) {
         let tokens = f64::from(load);
-        let reads = match home {
+        let reads = match unit {
             None => continue,
-            Some(Home::Near(d)) => {
+            Some(ScheduledUnit::Near(d)) => {
                 memories[usize::from(*d)] += c.t_near(tokens);
                 false
             }
-            Some(Home::Gpu) if place.cached => {
+            Some(ScheduledUnit::Gpu) if place.cached => {
                 gpu += c.t_gpu_hit(tokens);
                 calc += c.t_gpu_hit(tokens);
                 false
             }
-            Some(Home::Gpu) => {
+            Some(ScheduledUnit::Gpu) => {
                 gpu += c.t_gpu_miss(tokens, place.layout);
                 calc += c.t_gpu_hit(tokens);
                 transfer += c.bring_us.max(c.t_dram(place.layout));
                 true
             }
-            Some(Home::Cpu) => {
+            Some(ScheduledUnit::Cpu) => {
                 cpu += c.t_cpu(tokens, place.layout);
                 true
             }
@@ -210,11 +210,11 @@ proptest! {
         steps in proptest::collection::vec(proptest::collection::vec(prop_oneof![3 => 0u32..100, 1 => Just(0)], 14), 1..6),
     ) {
         // Klotski and MoNDE cannot do without a GPU, and say so.
-        let Ok(mut scheduler) = Scheduler::new(setup.clone()) else {
+        let Ok(mut scheduler) = ExpertScheduler::new(setup.clone()) else {
             prop_assert!(setup.costs.gpu.is_none());
             return Ok(());
         };
-        let mut twin = scheduler.clone();
+        let mut replica = scheduler.clone();
         let (mut pcie, mut links) = (0.0, vec![0.0; setup.memories]);
         let mut windows = 0.0;
         for (i, step) in steps.iter().enumerate() {
@@ -223,16 +223,16 @@ proptest! {
             let before = scheduler.placement(layer).expect("a layer").clone();
             let before_next = scheduler.placement(next).expect("a layer").clone();
             let s = scheduler.step(layer, loads).expect("a layer").clone();
-            prop_assert_eq!(&s, twin.step(layer, loads).expect("a layer"));
-            for ((place, &load), home) in before.places().iter().zip(loads).zip(&s.homes) {
-                prop_assert_eq!(home.is_some(), load > 0);
-                if let Some(Home::Near(d)) = home {
+            prop_assert_eq!(&s, replica.step(layer, loads).expect("a layer"));
+            for ((place, &load), unit) in before.places().iter().zip(loads).zip(&s.units) {
+                prop_assert_eq!(unit.is_some(), load > 0);
+                if let Some(ScheduledUnit::Near(d)) = unit {
                     prop_assert_eq!(place.layout, Layout::Local(*d));
                     prop_assert!(setup.costs.near.is_some());
                 }
-                prop_assert!(*home != Some(Home::Gpu) || setup.costs.gpu.is_some());
+                prop_assert!(*unit != Some(ScheduledUnit::Gpu) || setup.costs.gpu.is_some());
             }
-            let makespan = again(&setup, &before, loads, &s.homes);
+            let makespan = again(&setup, &before, loads, &s.units);
             // Times past what is as good as infinite are cut there.
             if makespan < 4e6 {
                 prop_assert!((makespan - s.makespan_us).abs() <= 1e-5 * (1.0 + makespan), "{makespan} {}", s.makespan_us);
@@ -269,7 +269,7 @@ fn the_largest_scheduler_takes_the_worst_costs() {
         row_us: f64::INFINITY,
     };
     for system in SYSTEMS {
-        let mut scheduler = Scheduler::new(Setup {
+        let mut scheduler = ExpertScheduler::new(Setup {
             system,
             costs: costs.clone(),
             layers: 1,
@@ -281,7 +281,7 @@ fn the_largest_scheduler_takes_the_worst_costs() {
         .expect("as large as can be");
         for _ in 0..2 {
             let s = scheduler.step(0, &[u32::MAX; MOST_EXPERTS]).expect("a layer");
-            assert!(s.homes.iter().all(Option::is_some) && s.makespan_us > 4e6);
+            assert!(s.units.iter().all(Option::is_some) && s.makespan_us > 4e6);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Systems that use a part of the units, layouts and predictions each.
 
-use crate::schedule::policy::{Foresees, Keeps, Solver, System, Units, trimoe};
-use crate::schedule::scheduled::Unit;
+use crate::schedule::policy::{Keeps, Prediction, Solver, System, Units, trimoe};
+use crate::schedule::scheduled::ExpertUnit;
 
-const AHEAD: Foresees = Foresees::Loads { relayout: false };
+const AHEAD: Prediction = Prediction::Loads { relayout: false };
 
 const fn units(cpu: bool, near: bool) -> Units {
     Units { misses: true, cpu, near }
@@ -14,14 +14,14 @@ pub(super) const GPU_ALONE: System =
     System::of_sums("GPU", Solver::Cheapest, units(false, false), Keeps::Popular, AHEAD, "");
 /// The hottest experts on the GPU, the others on the CPU.
 const HOTTEST_CPU: System =
-    System::of_sums("CPU", Solver::Hottest(Unit::Cpu), units(true, false), Keeps::Popular, AHEAD, "");
+    System::of_sums("CPU", Solver::Hottest(ExpertUnit::Cpu), units(true, false), Keeps::Popular, AHEAD, "");
 /// The hottest experts on the GPU, the others on near-data units.
 const HOTTEST_NEAR: System = System::of_sums(
     "near",
-    Solver::Hottest(Unit::Near),
+    Solver::Hottest(ExpertUnit::Near),
     units(false, true),
     Keeps::Local,
-    Foresees::Nothing,
+    Prediction::Nothing,
     "",
 );
 

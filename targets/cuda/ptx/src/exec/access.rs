@@ -38,7 +38,7 @@ pub(super) fn aligned(address: u64, bytes: u64, lane: usize) -> Result<(), Stop>
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Load,
     Store,
     Change,
@@ -55,7 +55,7 @@ impl Warp {
         active: u32,
     ) -> Result<(), Stop> {
         let mut found = [[0; WARP]; 8];
-        self.each(block, code, access, Way::Load, active, |_, place, lane| {
+        self.each(block, code, access, Direction::Load, active, |_, place, lane| {
             for (i, of) in found.iter_mut().enumerate().take(access.count as usize) {
                 of[lane] = place.load(i as u64 * u64::from(access.bytes), access.bytes);
             }
@@ -80,7 +80,7 @@ impl Warp {
         access: &Access,
         active: u32,
     ) -> Result<(), Stop> {
-        self.each(block, code, access, Way::Store, active, |registers, mut place, lane| {
+        self.each(block, code, access, Direction::Store, active, |registers, mut place, lane| {
             for (i, reg) in code.ins[1..].iter().enumerate() {
                 let value = registers[*reg as usize][lane] & mask(8 * access.bytes);
                 place.store(i as u64 * u64::from(access.bytes), access.bytes, value);
@@ -100,7 +100,7 @@ impl Warp {
     ) -> Result<(), Stop> {
         let mut before = [0; WARP];
         let bits = mask(8 * access.bytes);
-        self.each(block, code, access, Way::Change, active, |registers, mut place, lane| {
+        self.each(block, code, access, Direction::Change, active, |registers, mut place, lane| {
             let operand = |i: usize| code.ins.get(i).map_or(0, |reg| registers[*reg as usize][lane]);
             let (b, c) = (operand(1), operand(2));
             before[lane] = place.change(access.bytes, |old| update(old, b, c) & bits);
@@ -118,9 +118,9 @@ impl Warp {
         block: &mut Block<'_>,
         code: &Code,
         access: &Access,
-        way: Way,
+        way: Direction,
         active: u32,
-        mut with: impl FnMut(&[[u64; WARP]], Place<'_>, usize) -> Result<(), Stop>,
+        mut with: impl FnMut(&[[u64; WARP]], CheckedMemory<'_>, usize) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
         let bytes = u64::from(access.bytes * access.count);
         let base = code.ins[0] as usize;
@@ -132,38 +132,38 @@ impl Warp {
             aligned(address, bytes, lane)?;
             let place = match space {
                 Space::Global | Space::Const => {
-                    let (held, at) = block.global(address, bytes, way != Way::Load, lane, &mut last)?;
+                    let (held, at) = block.global(address, bytes, way != Direction::Load, lane, &mut last)?;
                     if space == Space::Global {
                         global[globals] = address;
                         globals += 1;
                     }
-                    Place::Global(block.memory, held, at)
+                    CheckedMemory::Global(block.memory, held, at)
                 }
                 Space::Shared => {
                     let touch = match way {
-                        Way::Load => Touch::Read,
-                        Way::Store => Touch::Write,
-                        Way::Change => Touch::Atomic,
+                        Direction::Load => Touch::Read,
+                        Direction::Store => Touch::Write,
+                        Direction::Change => Touch::Atomic,
                     };
                     block.shared.touch(address, bytes, self.index * WARP + lane, touch)?;
-                    Place::Shared(&mut block.shared, address)
+                    CheckedMemory::Shared(&mut block.shared, address)
                 }
                 Space::Local => {
                     let own = self.local.len() / WARP;
                     within(address, bytes, own, "the thread's own memory", lane)?;
-                    Place::Bytes(&mut self.local, lane * own + address as usize)
+                    CheckedMemory::Bytes(&mut self.local, lane * own + address as usize)
                 }
                 Space::Param => {
                     within(address, bytes, block.params.len(), "the parameters", lane)?;
-                    Place::Params(block.params, address as usize)
+                    CheckedMemory::Params(block.params, address as usize)
                 }
             };
             with(&self.registers, place, lane)?;
         }
         let traffic = match way {
-            Way::Load => &mut block.report.loads,
-            Way::Store => &mut block.report.stores,
-            Way::Change => &mut block.report.atomics,
+            Direction::Load => &mut block.report.loads,
+            Direction::Store => &mut block.report.stores,
+            Direction::Change => &mut block.report.atomics,
         };
         if globals > 0 {
             traffic.count(&mut global[..globals], bytes);
@@ -251,14 +251,14 @@ fn within(address: u64, bytes: u64, all: usize, what: &str, lane: usize) -> Resu
 }
 
 /// Memory that was checked.
-enum Place<'a> {
-    Global(&'a crate::memory::Memory, &'a crate::memory::Held, u64),
+enum CheckedMemory<'a> {
+    Global(&'a crate::memory::Memory, &'a crate::memory::BufferBytes, u64),
     Shared(&'a mut super::shared::Shared, u64),
     Bytes(&'a mut [u8], usize),
     Params(&'a [u8], usize),
 }
 
-impl Place<'_> {
+impl CheckedMemory<'_> {
     fn load(&self, offset: u64, bytes: u32) -> u64 {
         match self {
             Self::Global(_, held, at) => held.load(at + offset, bytes),

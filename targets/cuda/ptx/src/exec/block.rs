@@ -6,7 +6,7 @@ use super::settings::Launch;
 use super::shared::Shared;
 use crate::code::{Kernel, Special};
 use crate::lanes::{Lanes, WARP};
-use crate::memory::{Held, Memory};
+use crate::memory::{BufferBytes, Memory};
 
 /// A barrier of a block.
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl<'k> Block<'k> {
                 Special::BlocksX => self.launch.grid[0],
                 Special::BlocksY => self.launch.grid[1],
                 Special::BlocksZ => self.launch.grid[2],
-                Special::Lane => lane as u32,
+                Special::PoolThread => lane as u32,
                 Special::Warp => warp as u32,
                 Special::Warps => all,
                 Special::MaskEqual => mask,
@@ -98,7 +98,7 @@ impl<'k> Block<'k> {
         writes: bool,
         lane: usize,
         last: &mut usize,
-    ) -> Result<(&'k Held, u64), Stop> {
+    ) -> Result<(&'k BufferBytes, u64), Stop> {
         let stop = |kind, message, hint| Err(Stop::new(kind, lane as u32, message, hint));
         match self.memory.find(address, bytes, last) {
             Ok((held, _)) if writes && held.read_only => {

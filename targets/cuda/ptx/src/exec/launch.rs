@@ -157,10 +157,10 @@ impl Program {
         if launch.grid.contains(&0) {
             return Err(("a grid without blocks".into(), "1 block or more in every dimension".into()));
         }
-        if let Some(asked) = self.kernel.threads.filter(|asked| *asked != launch.block) {
+        if let Some(requested) = self.kernel.threads.filter(|requested| *requested != launch.block) {
             return Err((
                 format!("a block of {:?} threads", launch.block),
-                format!("it asks for {asked:?}, `.reqntid`"),
+                format!("it requires {requested:?}, `.reqntid`"),
             ));
         }
         if let Some(most) = self.kernel.max_threads

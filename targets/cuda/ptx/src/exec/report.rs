@@ -22,14 +22,14 @@ pub struct ClassCount {
 pub struct Traffic {
     /// Accesses, each once for a warp.
     pub requests: u64,
-    /// Bytes that threads asked for.
+    /// Bytes that threads requested.
     pub bytes: u64,
     /// Sectors of 32 bytes that accesses touched, each once for every access of a warp.
     pub sectors: u64,
 }
 
 impl Traffic {
-    /// Bytes asked for by bytes moved: 1 where neighbours read neighbours, 1/8 where every f32 lies in a sector of its own,
+    /// Bytes requested by bytes moved: 1 where neighbours read neighbours, 1/8 where every f32 lies in a sector of its own,
     /// above 1 where threads share what they read. 1 without traffic.
     pub fn coalescing(&self) -> f64 {
         if self.sectors == 0 { 1.0 } else { self.bytes as f64 / (self.sectors * SECTOR) as f64 }

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn singles_round_as_the_processor_does() {
+    fn singles_round_as_the_cpu_does() {
         let mut state = 1u64;
         for _ in 0..100_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

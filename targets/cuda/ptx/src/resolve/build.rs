@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 const MAX_LOCAL: u64 = 512 * 1024;
 
 /// The function that is being flattened.
-pub(super) struct Frame<'m> {
+pub(super) struct FunctionScope<'m> {
     pub(super) function: &'m Function,
     pub(super) labels: BTreeMap<&'m str, u32>,
     pub(super) tables: BTreeMap<&'m str, &'m [String]>,
@@ -29,7 +29,7 @@ pub(super) struct Build<'m> {
     pub(super) sources: Vec<(u32, String)>,
     /// Positions of labels, by number.
     pub(super) labels: Vec<Option<u32>>,
-    pub(super) frames: Vec<Frame<'m>>,
+    pub(super) function_scopes: Vec<FunctionScope<'m>>,
     pub(super) local: u64,
     shared: u64,
     /// Variables that live in shared memory: by function and line, as inlining meets them more than once.
@@ -49,7 +49,7 @@ impl<'m> Build<'m> {
             code: Vec::new(),
             sources: Vec::new(),
             labels: Vec::new(),
-            frames: Vec::new(),
+            function_scopes: Vec::new(),
             local: 0,
             shared: 0,
             placed: BTreeMap::new(),
@@ -111,7 +111,7 @@ impl<'m> Build<'m> {
 
     /// Whether what is flattened stands in the kernel itself.
     pub(super) fn in_kernel(&self) -> bool {
-        self.frames.last().is_some_and(|frame| frame.function.entry)
+        self.function_scopes.last().is_some_and(|function_scope| function_scope.function.entry)
     }
 
     /// Memory of a thread's own.
@@ -174,10 +174,10 @@ impl<'m> Build<'m> {
     /// A label's number.
     pub(super) fn label(&mut self, name: &'m str) -> Resolved<u32> {
         let next = self.labels.len() as u32;
-        let Some(frame) = self.frames.last_mut() else {
+        let Some(function_scope) = self.function_scopes.last_mut() else {
             return wrong("a branch outside of a function", "statements stand in functions");
         };
-        let label = *frame.labels.entry(name).or_insert(next);
+        let label = *function_scope.labels.entry(name).or_insert(next);
         if label == next {
             self.labels.push(None);
         }
@@ -186,12 +186,12 @@ impl<'m> Build<'m> {
 
     /// The end of the function that is flattened.
     pub(super) fn end(&self) -> u32 {
-        self.frames.last().map_or(0, |frame| frame.end)
+        self.function_scopes.last().map_or(0, |function_scope| function_scope.end)
     }
 
     /// The labels of a list.
     pub(super) fn table(&self, name: &str) -> Resolved<&'m [String]> {
-        match self.frames.last().and_then(|frame| frame.tables.get(name)) {
+        match self.function_scopes.last().and_then(|function_scope| function_scope.tables.get(name)) {
             Some(found) => Ok(found),
             None => wrong(
                 format!("`{name}` is not a list of labels"),

@@ -1,6 +1,6 @@
 //! A function, flattened: blocks opened, calls replaced by what they call, labels by numbers.
 
-use super::build::{Build, Frame};
+use super::build::{Build, FunctionScope};
 use super::form::{Form, Resolved};
 use super::names::Named;
 use crate::code::{Action, Class, Code, Kernel};
@@ -78,13 +78,19 @@ impl<'m> Build<'m> {
     fn function(&mut self, function: &'m Function) -> Result<(), Fault> {
         let end = self.labels.len() as u32;
         self.labels.push(None);
-        self.frames.push(Frame { function, labels: BTreeMap::new(), tables: BTreeMap::new(), end });
+        self.function_scopes.push(FunctionScope {
+            function,
+            labels: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            end,
+        });
         self.scopes.enter();
         self.statements(function, function.body.as_deref().unwrap_or_default())?;
         self.scopes.leave();
         let declared = |wrong: Wrong| wrong.declared(&function.name, function.line.0);
-        if let Some(frame) = self.frames.pop() {
-            let missing = frame.labels.iter().find(|(_, label)| self.labels[**label as usize].is_none());
+        if let Some(function_scope) = self.function_scopes.pop() {
+            let missing =
+                function_scope.labels.iter().find(|(_, label)| self.labels[**label as usize].is_none());
             if let Some((name, _)) = missing {
                 return wrong(
                     format!("there is no label `{name}`"),
@@ -94,7 +100,7 @@ impl<'m> Build<'m> {
             }
         }
         self.labels[end as usize] = Some(self.code.len() as u32);
-        if self.frames.is_empty() {
+        if self.function_scopes.is_empty() {
             // Who comes to the end of a kernel has ended.
             let source = self.sources.len() as u32;
             self.sources.push((function.line.0, "}".into()));
@@ -125,8 +131,8 @@ impl<'m> Build<'m> {
                     self.here(name).map_err(|wrong| wrong.declared(&function.name, line.0))?;
                 }
                 Statement::Targets(_, name, targets) => {
-                    if let Some(frame) = self.frames.last_mut() {
-                        frame.tables.insert(name, targets);
+                    if let Some(function_scope) = self.function_scopes.last_mut() {
+                        function_scope.tables.insert(name, targets);
                     }
                 }
                 Statement::Block(inner) => {
@@ -241,10 +247,10 @@ impl<'m> Build<'m> {
             let hint = "functions with a body are called by name; calls through registers are not known";
             return wrong(format!("there is no function `{name}`"), hint).map_err(at);
         };
-        if self.frames.len() >= MAX_CALLS {
+        if self.function_scopes.len() >= MAX_CALLS {
             return wrong("calls are nested too deeply", format!("{MAX_CALLS} are the most")).map_err(at);
         }
-        if self.frames.iter().any(|frame| std::ptr::eq(frame.function, called)) {
+        if self.function_scopes.iter().any(|function_scope| std::ptr::eq(function_scope.function, called)) {
             let hint = "calls are replaced by what they call, so none may come back to itself";
             return wrong(format!("`{name}` calls itself"), hint).map_err(at);
         }

@@ -24,7 +24,7 @@ struct Around {
     nan: bool,
 }
 
-/// f32 as bits: flushed where asked.
+/// f32 as bits: flushed where requested.
 pub(super) fn single(bits: u64, flush: bool) -> f32 {
     let value = f32::from_bits(bits as u32);
     if flush && value.is_subnormal() { 0f32.copysign(value) } else { value }
@@ -39,7 +39,7 @@ pub(super) fn of_single(value: f32, flush: bool) -> u64 {
     u64::from(value.to_bits())
 }
 
-/// A format's number, flushed where asked; f64 and f32 too.
+/// A format's number, flushed where requested; f64 and f32 too.
 fn value(format: Format, bits: u64, flush: bool) -> f64 {
     if format == number::F64 {
         return f64::from_bits(bits);

@@ -380,6 +380,6 @@ fn bits(literal: Literal, ty: Type) -> Resolved<u64> {
         (Literal::F64(bits), Type::F64 | Type::B64) => Ok(bits),
         (Literal::F64(bits), Type::F32) => Ok(u64::from((f64::from_bits(bits) as f32).to_bits())),
         (Literal::F32(bits), Type::F64) => Ok(f64::from(f32::from_bits(bits)).to_bits()),
-        _ => wrong(format!("`{literal}` is not a number of .{}", ty.name()), "write it as the type asks"),
+        _ => wrong(format!("`{literal}` is not a number of .{}", ty.name()), "write it as the type requires"),
     }
 }

@@ -1,13 +1,13 @@
-//! The driver that is made up: what it was asked, and how it answers.
+//! The driver that is made up: the calls that it got, and its answers.
 
 use crate::api::{Api, Handle, Status, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A driver: what it was asked, and how it answers.
+/// A driver: the calls that it got, and its answers.
 pub(super) struct Fake {
-    pub(super) asked: Vec<String>,
-    pub(super) cards: c_int,
+    pub(super) calls: Vec<String>,
+    pub(super) gpus: c_int,
     pub(super) generation: [c_int; 2],
     pub(super) free: usize,
     /// A function that refuses, and the number that it gives.
@@ -18,8 +18,8 @@ pub(super) struct Fake {
 }
 
 pub(super) static FAKE: Mutex<Fake> = Mutex::new(Fake {
-    asked: Vec::new(),
-    cards: 1,
+    calls: Vec::new(),
+    gpus: 1,
     generation: [9, 0],
     free: 1 << 20,
     refuses: None,
@@ -32,7 +32,7 @@ static TURN: Mutex<()> = Mutex::new(());
 pub(super) fn turn(change: impl FnOnce(&mut Fake)) -> MutexGuard<'static, ()> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
-    (fake.asked, fake.cards, fake.generation) = (Vec::new(), 1, [9, 0]);
+    (fake.calls, fake.gpus, fake.generation) = (Vec::new(), 1, [9, 0]);
     (fake.free, fake.refuses, fake.says) = (1 << 20, None, "");
     change(&mut fake);
     turn
@@ -42,12 +42,12 @@ pub(super) fn turn(change: impl FnOnce(&mut Fake)) -> MutexGuard<'static, ()> {
 fn note(function: &'static str, what: String) -> Status {
     let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
     let name = function.strip_suffix("_v2").unwrap_or(function);
-    fake.asked.push(if what.is_empty() { name.to_owned() } else { format!("{name} {what}") });
+    fake.calls.push(if what.is_empty() { name.to_owned() } else { format!("{name} {what}") });
     fake.refuses.filter(|(of, _)| *of == name).map_or(code::SUCCESS, |(_, status)| status)
 }
 
-pub(super) fn asked() -> Vec<String> {
-    std::mem::take(&mut FAKE.lock().unwrap().asked)
+pub(super) fn calls() -> Vec<String> {
+    std::mem::take(&mut FAKE.lock().unwrap().calls)
 }
 
 /// Writes what a call gives, unless it refuses.
@@ -81,9 +81,9 @@ pub(super) fn fake() -> Api {
         note("cuInit", String::new())
     }
     unsafe extern "C" fn device_count(count: *mut c_int) -> Status {
-        let cards = FAKE.lock().unwrap().cards;
-        // SAFETY: the addresses that the card gives are of its variables; so in all functions below.
-        unsafe { give(note("cuDeviceGetCount", String::new()), count, cards) }
+        let gpus = FAKE.lock().unwrap().gpus;
+        // SAFETY: the addresses that the GPU gives are of its variables; so in all functions below.
+        unsafe { give(note("cuDeviceGetCount", String::new()), count, gpus) }
     }
     unsafe extern "C" fn device_get(device: *mut c_int, index: c_int) -> Status {
         // SAFETY: as above.
@@ -216,7 +216,7 @@ pub(super) fn fake() -> Api {
         note("cuLaunchKernel", how)
     }
     unsafe extern "C" fn stream_create(of: *mut Handle, flags: c_uint) -> Status {
-        let all = FAKE.lock().unwrap().asked.iter().filter(|a| a.starts_with("cuStreamCreate")).count();
+        let all = FAKE.lock().unwrap().calls.iter().filter(|a| a.starts_with("cuStreamCreate")).count();
         let stream = [COMPUTE, COPIES, BESIDE][all % 3];
         // SAFETY: as above.
         unsafe { give(note("cuStreamCreate", flags.to_string()), of, handle(stream)) }

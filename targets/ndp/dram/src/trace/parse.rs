@@ -8,7 +8,7 @@ use crate::{Address, Geometry, Kind, Request};
 /// Bytes that a line may have, its end included.
 const LONGEST: usize = 256;
 
-/// The requests of a trace with their channels, read as they are asked for.
+/// The requests of a trace with their channels, read as they are requested.
 #[derive(Debug)]
 pub struct Requests<R> {
     from: R,

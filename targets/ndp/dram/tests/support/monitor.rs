@@ -145,7 +145,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Data lie on the bus of the port that asked, and on the pins of the rank, one burst at a time.
+    /// Data lie on the bus of the requesting port, and on the pins of the rank, one burst at a time.
     fn burst(&mut self, i: &Issued) -> Result<(), String> {
         let read = i.command == Read;
         let latency = if read { self.t.cl } else { self.t.cwl };

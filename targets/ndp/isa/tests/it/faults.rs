@@ -3,7 +3,7 @@
 use crate::common::{EXPERT, expert, with};
 use moec_ndp_isa::*;
 
-fn told(text: &str) -> String {
+fn messages(text: &str) -> String {
     let stream = match parse(text) {
         Ok(stream) => stream,
         Err(e) => return format!("no stream: {e}"),
@@ -67,7 +67,7 @@ fn messages_of_the_verifier() {
         link("migrate wide[0] -> dimm 6 rows 0..12, lines 16384"),
         link("migrate weights[0] -> dimm 6 rows 0..12, lines 0"),
     ];
-    let messages: Vec<_> = texts.iter().map(|text| told(text)).collect();
+    let messages: Vec<_> = texts.iter().map(|text| messages(text)).collect();
     insta::assert_snapshot!(messages.join("\n"));
 }
 
@@ -87,7 +87,7 @@ fn what_just_fits_is_well_formed() {
         EXPERT.split_once("loop").expect("a loop").0.to_owned(),
     ];
     for text in texts {
-        assert_eq!(told(&text), "well-formed", "{text}");
+        assert_eq!(messages(&text), "well-formed", "{text}");
     }
 }
 
@@ -97,7 +97,7 @@ fn one_token_needs_no_stride() {
     let text = with("tokens 8", "tokens 1")
         .replace(" + t*4096", "")
         .replace("f32[98816 + t*8192], f32", "f32[98816], f32");
-    assert_eq!(told(&text), "well-formed");
+    assert_eq!(messages(&text), "well-formed");
 }
 
 /// Streams that only a program can make, since no text says them.

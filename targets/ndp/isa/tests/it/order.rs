@@ -90,7 +90,7 @@ fn meet(one: &[Touch], other: &[Touch]) -> bool {
     })
 }
 
-/// The same question, asked of all pairs: `before[i][j]` says that `i` has completed when `j` begins.
+/// The same question for all pairs: `before[i][j]` says that `i` has completed when `j` begins.
 fn allowed(stream: &Stream) -> bool {
     let (code, count) = (&stream.code, stream.code.len());
     let mut before = vec![vec![false; count]; count];

@@ -2,7 +2,7 @@
 
 use super::device::{Backend, Device, Refusal, custom};
 use super::log::Calling;
-use super::marshal::{Held, HeldNode, count, name};
+use super::marshal::{OwnedNode, OwnedTensor, count, name};
 use super::system::{BinaryInfo, GraphInfo, System, TensorInfo};
 use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
 use crate::error::{Error, Result};
@@ -58,8 +58,8 @@ impl Context {
         let chip = device.map_or(ptr::null_mut(), |d| d.handle());
         let mut handle = ptr::null_mut();
         // SAFETY: backend and device live; the list ends in a null and lives until the call returns; `handle` is written.
-        let asked = backend.ask(|| unsafe { create(backend.handle(), chip, list, &raw mut handle) });
-        asked.map_err(|r| r.of("a context"))?;
+        let called = backend.call(|| unsafe { create(backend.handle(), chip, list, &raw mut handle) });
+        called.map_err(|r| r.of("a context"))?;
         let held = HeldContext { backend: Rc::clone(backend), device: device.cloned(), handle };
         Ok(Self { held: Rc::new(held) })
     }
@@ -102,21 +102,22 @@ impl Context {
         let (graph_name, list) = (name(&spec.name)?, list(configs));
         let mut handle = ptr::null_mut();
         // SAFETY: the context lives; name and list end as they must and live until the call returns; `handle` is written.
-        let asked = backend
-            .ask(|| unsafe { create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle) });
-        asked.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
+        let called = backend.call(|| unsafe {
+            create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle)
+        });
+        called.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
         // Without being asked the backend takes any node, and fails where the graph is compiled, or computes something else †.
         let validate = table.backend_validate_op;
         let mut tensors = Vec::with_capacity(spec.tensors().len());
         for tensor in spec.tensors() {
-            let mut held = Held::of(tensor)?;
+            let mut held = OwnedTensor::of(tensor)?;
             // SAFETY: the graph lives, and all that the tensor points to is held; its id is written.
-            let asked = backend.ask(|| unsafe { tensor_create(handle, &raw mut held.tensor) });
-            asked.map_err(|r| r.of(format!("tensor `{}` of graph `{}`", tensor.name, spec.name)))?;
+            let called = backend.call(|| unsafe { tensor_create(handle, &raw mut held.tensor) });
+            called.map_err(|r| r.of(format!("tensor `{}` of graph `{}`", tensor.name, spec.name)))?;
             tensors.push(held);
         }
         for node in spec.nodes() {
-            let held = HeldNode::of(node, &tensors)?;
+            let held = OwnedNode::of(node, &tensors)?;
             let refused = |Refusal { said, messages }| Error::Node {
                 graph: spec.name.clone(),
                 node: node.name.clone(),
@@ -126,11 +127,11 @@ impl Context {
             };
             if let Some(validate) = validate {
                 // SAFETY: the backend lives, and all that the node points to is held.
-                let asked = backend.ask(|| unsafe { validate(backend.handle(), held.config) });
-                asked.map_err(refused)?;
+                let called = backend.call(|| unsafe { validate(backend.handle(), held.config) });
+                called.map_err(refused)?;
             }
             // SAFETY: the graph lives, and all that the node points to is held.
-            backend.ask(|| unsafe { add(handle, held.config) }).map_err(refused)?;
+            backend.call(|| unsafe { add(handle, held.config) }).map_err(refused)?;
         }
         let ports = |role| {
             let of = spec.tensors().iter().zip(&tensors).filter(move |(t, _)| t.role == role);
@@ -160,9 +161,9 @@ impl Context {
         let graph_name = name(&info.name)?;
         let mut handle = ptr::null_mut();
         // SAFETY: the context lives, the name ends in a zero byte, `handle` is written.
-        let asked =
-            backend.ask(|| unsafe { retrieve(self.held.handle, graph_name.as_ptr(), &raw mut handle) });
-        asked.map_err(|r| r.of(format!("graph `{}`", info.name)))?;
+        let called =
+            backend.call(|| unsafe { retrieve(self.held.handle, graph_name.as_ptr(), &raw mut handle) });
+        called.map_err(|r| r.of(format!("graph `{}`", info.name)))?;
         Ok(Graph { context: Rc::clone(&self.held), handle, info })
     }
 
@@ -179,15 +180,15 @@ impl Context {
         };
         let mut len = 0;
         // SAFETY: the context lives, `len` is written.
-        let asked = backend.ask(|| unsafe { size(self.held.handle, &raw mut len) });
-        asked.map_err(|r| r.of("the size of a context binary"))?;
+        let called = backend.call(|| unsafe { size(self.held.handle, &raw mut len) });
+        called.map_err(|r| r.of("the size of a context binary"))?;
         let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
         let mut written = 0;
         // SAFETY: the memory has `len` bytes, and `written` is written.
-        let asked = backend.ask(|| unsafe {
+        let called = backend.call(|| unsafe {
             binary(self.held.handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut written)
         });
-        asked.map_err(|r| r.of("a context binary"))?;
+        called.map_err(|r| r.of("a context binary"))?;
         bytes.truncate(usize::try_from(written).unwrap_or(0));
         Ok(bytes)
     }
@@ -216,7 +217,7 @@ impl Context {
             backend.table().context_from_binary.ok_or_else(|| backend.lack("contextCreateFromBinary"))?;
         let mut handle = ptr::null_mut();
         // SAFETY: backend and device live, the bytes are there until the call returns, `handle` is written; no profile.
-        let asked = backend.ask(|| unsafe {
+        let called = backend.call(|| unsafe {
             load(
                 backend.handle(),
                 device.handle(),
@@ -227,7 +228,7 @@ impl Context {
                 ptr::null_mut(),
             )
         });
-        asked.map_err(|r| r.of("a context of a context binary"))?;
+        called.map_err(|r| r.of("a context of a context binary"))?;
         let held = HeldContext { backend: Rc::clone(backend), device: Some(Rc::clone(device)), handle };
         Ok(Self { held: Rc::new(held) })
     }
@@ -264,8 +265,8 @@ impl Graph {
         let backend = &self.context.backend;
         let finalize = backend.table().graph_finalize.ok_or_else(|| backend.lack("graphFinalize"))?;
         // SAFETY: the graph's context lives; no profile, no signal.
-        let asked = backend.ask(|| unsafe { finalize(self.handle, ptr::null_mut(), ptr::null_mut()) });
-        asked.map_err(|r| r.of(format!("to compile graph `{}`", self.info.name)))
+        let called = backend.call(|| unsafe { finalize(self.handle, ptr::null_mut(), ptr::null_mut()) });
+        called.map_err(|r| r.of(format!("to compile graph `{}`", self.info.name)))
     }
 
     /// Executes it: stored numbers in, stored numbers out, each tensor dense and in the order of [`GraphInfo`].
@@ -295,7 +296,7 @@ impl Graph {
         let count = |tensors: &[Tensor], what| count(tensors.len(), what, &self.info.name);
         let (inputs, outputs) = (count(&given, "inputs")?, count(&taken, "outputs")?);
         // SAFETY: the graph's context lives; every tensor has memory of its length, which nothing else uses; no profile, no signal.
-        let asked = backend.ask(|| unsafe {
+        let called = backend.call(|| unsafe {
             execute(
                 self.handle,
                 given.as_ptr(),
@@ -306,7 +307,7 @@ impl Graph {
                 ptr::null_mut(),
             )
         });
-        asked.map_err(|r| r.of(format!("to execute graph `{}`", self.info.name)))
+        called.map_err(|r| r.of(format!("to execute graph `{}`", self.info.name)))
     }
 
     /// The tensors of a call over the caller's memory.
@@ -316,7 +317,7 @@ impl Graph {
         what: &str,
         kind: u32,
         memory: &mut [Vec<u8>],
-    ) -> Result<Vec<Held>> {
+    ) -> Result<Vec<OwnedTensor>> {
         let wrong = |what| Error::Inputs { graph: self.info.name.clone(), what };
         if memory.len() != infos.len() {
             return Err(wrong(format!("{} {what}, and takes {}", memory.len(), infos.len())));
@@ -327,7 +328,8 @@ impl Graph {
                 return Err(wrong(format!("{} bytes for `{}`, which takes {len}", bytes.len(), info.name)));
             }
             // The graph knows the quantisation; a call says only which tensor, and where.
-            let mut held = Held::new(&info.name, kind, info.dtype()?, &info.dims, &Quant::None, Vec::new())?;
+            let mut held =
+                OwnedTensor::new(&info.name, kind, info.dtype()?, &info.dims, &Quant::None, Vec::new())?;
             held.tensor.v1.id = info.id;
             let len = count(len, "bytes", &info.name)?;
             held.tensor.v1.buffer = abi::ClientBuffer { data: bytes.as_mut_ptr().cast(), len };

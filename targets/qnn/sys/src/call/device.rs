@@ -84,13 +84,13 @@ impl Backend {
         };
         let mut log = ptr::null_mut();
         // SAFETY: the callback is a function and stays; `log` is written.
-        let asked = backend.ask(|| unsafe { log_create(Some(receive), ERRORS, &raw mut log) });
-        asked.map_err(|r| r.of("a log"))?;
+        let called = backend.call(|| unsafe { log_create(Some(receive), ERRORS, &raw mut log) });
+        called.map_err(|r| r.of("a log"))?;
         backend.log = log;
         let mut handle = ptr::null_mut();
         // SAFETY: the log was created above; no configurations; `handle` is written.
-        let asked = backend.ask(|| unsafe { create(log, ptr::null(), &raw mut handle) });
-        asked.map_err(|r| r.of("a backend"))?;
+        let called = backend.call(|| unsafe { create(log, ptr::null(), &raw mut handle) });
+        called.map_err(|r| r.of("a backend"))?;
         backend.handle = handle;
         Ok(Rc::new(backend))
     }
@@ -118,7 +118,7 @@ impl Backend {
     }
 
     /// Calls, alone, and gives what was said where it failed.
-    pub(crate) fn ask(&self, call: impl FnOnce() -> Status) -> Result<(), Refusal> {
+    pub(crate) fn call(&self, call: impl FnOnce() -> Status) -> Result<(), Refusal> {
         let calling = Calling::begin();
         let status = call();
         if status == 0 {
@@ -142,7 +142,7 @@ impl Backend {
 /// `backendGetBuildId`.
 type BuildId = unsafe extern "C" fn(*mut *const c_char) -> Status;
 
-/// Asks a library for its version.
+/// Queries a library for its version.
 ///
 /// # Errors
 /// [`Error::Version`] if it is not the one that is declared.
@@ -207,8 +207,8 @@ impl Device {
             return Err(Error::Device { soc: soc.name.into(), model: soc.model, said, messages: Vec::new() });
         }
         // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is written.
-        let asked = backend.ask(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
-        asked.map_err(|Refusal { said, messages }| Error::Device {
+        let called = backend.call(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
+        called.map_err(|Refusal { said, messages }| Error::Device {
             soc: soc.name.into(),
             model: soc.model,
             said,

@@ -20,7 +20,7 @@ pub(crate) fn count(n: usize, what: &'static str, of: &str) -> Result<u32> {
 }
 
 /// A tensor with everything that its structure points to. It does not move while that structure is in use: all parts are on the heap.
-pub(crate) struct Held {
+pub(crate) struct OwnedTensor {
     pub(crate) tensor: Tensor,
     _parts: Parts,
 }
@@ -37,7 +37,7 @@ fn unquantised() -> Quantize {
     }
 }
 
-impl Held {
+impl OwnedTensor {
     /// A tensor of a graph; data of constants are read here.
     pub(crate) fn of(spec: &TensorSpec) -> Result<Self> {
         let kind = match spec.role {
@@ -124,14 +124,14 @@ impl Held {
 }
 
 /// A node with everything that its structure points to.
-pub(crate) struct HeldNode {
+pub(crate) struct OwnedNode {
     pub(crate) config: OpConfig,
     _parts: (Vec<CString>, Vec<AbiParam>, [Vec<Tensor>; 2]),
 }
 
-impl HeldNode {
+impl OwnedNode {
     /// A node over tensors that the graph has been told of, in the order of their ids. Parameters that are tensors keep their data.
-    pub(crate) fn of(node: &Node, tensors: &[Held]) -> Result<Self> {
+    pub(crate) fn of(node: &Node, tensors: &[OwnedTensor]) -> Result<Self> {
         let find = |id: &crate::graph::TensorId| {
             tensors.get(id.index()).map(|held| held.tensor).ok_or_else(|| Error::Graph {
                 graph: node.name.clone(),

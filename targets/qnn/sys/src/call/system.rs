@@ -14,7 +14,7 @@ use std::ptr;
 const MOST: u32 = 1 << 16;
 /// Most dimensions of a tensor.
 const RANK_MOST: u32 = 8;
-/// Version of the system interface that 2.51 has, and whose structures are declared in `abi`. Arrays of them are walked, so that another
+/// Version of the operating system interface that 2.51 has, and whose structures are declared in `abi`. Arrays of them are walked, so that another
 /// one, where they may be longer, is refused.
 const API: (u32, u32) = (1, 15);
 

@@ -73,7 +73,7 @@ impl Node {
     }
 }
 
-/// Options of a graph's compilation. Floats are computed in 16 bits, whatever is asked: the chips have nothing wider.
+/// Options of a graph's compilation. Floats are computed in 16 bits, whatever is requested: the chips have nothing wider.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Options {
     /// MiB of the tensor unit's memory that it may use, at most what the chip has; 0 for all.
@@ -269,7 +269,7 @@ impl GraphSpec {
         Some((all(&node.inputs)?, all(&node.outputs)?, all(&params)?))
     }
 
-    /// Whether it is whole: it has a name, nodes, and every output is written. Asked where it is composed, and of one that came from
+    /// Whether it is whole: it has a name, nodes, and every output is written. Checked where it is composed, and of one that came from
     /// elsewhere everything is checked again.
     ///
     /// # Errors

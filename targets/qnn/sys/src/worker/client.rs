@@ -1,4 +1,4 @@
-//! The caller's side: starts the process, asks, and notices its death.
+//! The caller's side: starts the process, sends requests, and notices its death.
 
 use super::limit::within;
 use super::protocol::{Answer, Request, encode, receive, send};
@@ -72,7 +72,7 @@ impl Worker {
             died: None,
         };
         let open = Request::Open { folder: installation.folder().into(), model: soc.model, share };
-        match worker.ask(&open)? {
+        match worker.request(&open)? {
             Answer::Opened(build) => worker.build = build,
             other => return Err(strange(&open, &other)),
         }
@@ -117,7 +117,7 @@ impl Worker {
 
     fn add(&mut self, request: &Request) -> Result<std::ops::Range<usize>> {
         let first = self.graphs.len();
-        match self.ask(request)? {
+        match self.request(request)? {
             Answer::Graphs(graphs) => self.graphs.extend(graphs),
             other => return Err(strange(request, &other)),
         }
@@ -131,7 +131,7 @@ impl Worker {
     pub fn execute(&mut self, graph: usize, inputs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let graph = u32::try_from(graph).unwrap_or(u32::MAX);
         let request = Request::Execute { graph, inputs };
-        match self.ask(&request)? {
+        match self.request(&request)? {
             Answer::Outputs(outputs) => Ok(outputs),
             other => Err(strange(&request, &other)),
         }
@@ -142,7 +142,7 @@ impl Worker {
     /// # Errors
     /// As [`Context::binary`](crate::Context::binary), and [`Error::Died`].
     pub fn binary(&mut self) -> Result<Vec<u8>> {
-        match self.ask(&Request::Binary)? {
+        match self.request(&Request::Binary)? {
             Answer::Binary(bytes) => Ok(bytes),
             other => Err(strange(&Request::Binary, &other)),
         }
@@ -154,7 +154,7 @@ impl Worker {
     /// As [`System::binary_info`](crate::System::binary_info), and [`Error::Died`].
     pub fn binary_info(&mut self, bytes: Vec<u8>) -> Result<BinaryInfo> {
         let request = Request::Info(bytes);
-        match self.ask(&request)? {
+        match self.request(&request)? {
             Answer::Info(info) => Ok(info),
             other => Err(strange(&request, &other)),
         }
@@ -167,13 +167,13 @@ impl Worker {
     pub fn write_dlc(&mut self, spec: &GraphSpec, path: &Path) -> Result<()> {
         spec.verify()?;
         let request = Request::WriteDlc { spec: spec.clone(), path: path.into() };
-        match self.ask(&request)? {
+        match self.request(&request)? {
             Answer::Done => Ok(()),
             other => Err(strange(&request, &other)),
         }
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Answer> {
+    fn request(&mut self, request: &Request) -> Result<Answer> {
         if let Some(died) = &self.died {
             return Err(died.clone());
         }

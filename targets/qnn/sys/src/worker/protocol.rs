@@ -136,8 +136,8 @@ pub(super) fn receive<T: Decode<()>>(from: &mut impl Read) -> io::Result<Option<
     if read == bytes.len() { Ok(Some(message)) } else { Err(io::Error::other("bytes after a message")) }
 }
 
-/// Decodes a message in no more memory than a message of this length can need: memory is asked for before the bytes that fill it
-/// are looked for, so that a damaged length would ask for any. Structures take more room than their encoding, bytes as much.
+/// Decodes a message in no more memory than a message of this length can need: memory is requested before the bytes that fill it
+/// are looked for, so that a damaged length would request any. Structures take more room than their encoding, bytes as much.
 fn decode<T: Decode<()>>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
     match bytes.len() as u64 {
         0..KIB => within::<T, { most(64 * KIB) }>(bytes),
@@ -180,7 +180,7 @@ mod tests {
         assert!(receive::<Request>(&mut from).unwrap().is_none());
     }
 
-    /// Bytes and structures whose number is damaged: memory for so many is not even asked for.
+    /// Bytes and structures whose number is damaged: memory for so many is not even requested.
     #[test]
     fn a_message_says_how_much_is_in_it_and_is_not_believed() {
         // Of a variant, one length in a byte, and what follows.

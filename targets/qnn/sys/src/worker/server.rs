@@ -1,4 +1,4 @@
-//! The process: a library, a chip, a context, and whatever is asked of them.
+//! The process: a library, a chip, a context, and the requests to them.
 
 use super::protocol::{Answer, Request, encode, receive, send};
 use super::stdio;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 /// Takes stdin and stdout away from all other code: the pair that requests come from and answers go to.
 ///
 /// # Errors
-/// The system refuses.
+/// The operating system refuses.
 pub(super) fn take() -> io::Result<(File, File)> {
     let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let answers = File::from(io::stdout().as_fd().try_clone_to_owned()?);

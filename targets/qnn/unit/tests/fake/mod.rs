@@ -1,4 +1,4 @@
-//! The library that stands in for QNN's in tests, compiled by the system's C compiler.
+//! The library that stands in for QNN's in tests, compiled by the operating system's C compiler.
 
 use std::cell::Cell;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 /// Its source.
 const SOURCE: &str = include_str!("qnn.c");
 
-/// A folder with both libraries, and where they write down what they are asked.
+/// A folder with both libraries, and where they write down their calls.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) folder: PathBuf,

@@ -47,7 +47,7 @@ pub(in super::super) fn olmoe(model: &Model<'_>, s: &mut Settings) -> Result<()>
     Ok(())
 }
 
-/// DeepSeek-V2 and V3, told apart by how experts are scored.
+/// DeepSeek-V2 and V3, distinguished by how experts are scored.
 pub(in super::super) fn deepseek(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     let keys = &model.keys;
     const GATING: &str = ".expert_gating_func";

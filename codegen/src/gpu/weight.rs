@@ -1,0 +1,238 @@
+//! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
+
+use crate::dsl::{F, Halves, I, Kb, P, widest};
+use moec_ir::types::{Coding, Format, GROUP};
+
+/// Bytes that a lane reads at once, at most.
+const WIDE: usize = 16;
+
+/// A row of a weight.
+#[derive(Clone, Copy)]
+pub(super) struct WeightRow<'k> {
+    k: &'k Kb<'k>,
+    at: P<'k>,
+    format: Format,
+    cols: usize,
+}
+
+/// Numbers that a lane read: consecutive columns from each of these on, all to be multiplied by the scale, if any.
+pub(super) struct Part<'k> {
+    pub(super) runs: Vec<(I<'k>, Vec<F<'k>>)>,
+    pub(super) scale: Option<F<'k>>,
+}
+
+/// Codes that a lane read: words of them, where they lie in the row of bytes that they multiply, and their group.
+pub(super) struct Codes<'k> {
+    pub(super) words: Vec<(I<'k>, I<'k>)>,
+    pub(super) group: I<'k>,
+    pub(super) scale: F<'k>,
+    /// Whether this part is the first of its group.
+    pub(super) first: I<'k>,
+}
+
+impl Part<'_> {
+    /// Codes become what they stand for, rounded to bf16.
+    pub(super) fn round(&mut self) {
+        let Some(scale) = self.scale.take() else { return };
+        for x in self.runs.iter_mut().flat_map(|(_, run)| run) {
+            *x = (*x * scale).to_bf16().shl(16).as_float();
+        }
+    }
+}
+
+/// Whether rows by themselves come in that format.
+pub(super) const fn by_rows(format: Format) -> bool {
+    !format.is_by_channel()
+}
+
+/// Bytes of a row of `cols` numbers that a lane reads at once: as many as rows are aligned to, none if that is less than
+/// a word.
+fn bytes_at_once(format: Format, cols: usize) -> usize {
+    let bytes = format.row_bytes(cols);
+    [WIDE, 8, 4].into_iter().find(|b| bytes.is_multiple_of(*b)).unwrap_or(0)
+}
+
+/// Numbers in so many bytes.
+const fn numbers(format: Format, bytes: usize) -> usize {
+    match (format, format.coding()) {
+        (Format::F32, _) => bytes / 4,
+        (_, None) => bytes / 2,
+        (_, Some(Coding::Bytes)) => bytes,
+        (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
+    }
+}
+
+impl<'k> WeightRow<'k> {
+    /// Row `row` of the matrix at `weight`.
+    pub(super) fn new(k: &'k Kb<'k>, weight: P<'k>, row: I<'k>, format: Format, cols: usize) -> Self {
+        Self { k, at: weight.bytes(row * format.row_bytes(cols)), format, cols }
+    }
+
+    /// Columns that are read in [`Part`]s, whole ones; the rest come one by one.
+    pub(super) fn whole(&self) -> usize {
+        let once = numbers(self.format, bytes_at_once(self.format, self.cols));
+        // Codes of a group are read by several parts.
+        let unit = if self.format.is_grouped() && once > 0 { GROUP } else { once };
+        self.cols.checked_div(unit).map_or(0, |units| units * unit)
+    }
+
+    /// Parts of the whole columns.
+    pub(super) fn parts(&self) -> usize {
+        let once = numbers(self.format, bytes_at_once(self.format, self.cols));
+        self.whole().checked_div(once).unwrap_or(0)
+    }
+
+    /// Words of part `part`.
+    fn words(&self, part: I<'k>) -> Vec<I<'k>> {
+        let bytes = bytes_at_once(self.format, self.cols);
+        self.at.bytes(part * bytes).load_words(bytes / 4)
+    }
+
+    fn scale(&self, group: I<'k>) -> F<'k> {
+        let codes = self.cols.div_ceil(GROUP) * code_bytes(self.format);
+        half(self.at.bytes(group * 2 + codes), self.format.scales())
+    }
+
+    /// Group of a part of codes, and the byte of the part in its group.
+    fn group(&self, part: I<'k>) -> (I<'k>, I<'k>) {
+        let (bytes, of_group) = (bytes_at_once(self.format, self.cols), code_bytes(self.format));
+        let at = part * bytes;
+        (at.div(self.k.i(of_group as i64)), at & (of_group - 1))
+    }
+
+    /// Part `part` as numbers.
+    pub(super) fn part(&self, part: I<'k>) -> Part<'k> {
+        let words = self.words(part);
+        let count = numbers(self.format, words.len() * 4);
+        let halves = |kind| words.iter().flat_map(|w| w.unpack(kind)).collect();
+        let plain = |values| Part { runs: vec![(part * count, values)], scale: None };
+        match (self.format.coding(), self.format) {
+            (None, Format::Bf16) => plain(halves(Halves::Bf16)),
+            (None, Format::F16) => plain(halves(Halves::F16)),
+            (None, _) => plain(words.iter().map(|w| w.as_float()).collect()),
+            (Some(Coding::Bytes), _) => {
+                let codes = words.iter().flat_map(|w| (0..4).map(|i| w.signed_byte(i).to_float()));
+                let scale = Some(self.scale(self.group(part).0));
+                Part { runs: vec![(part * count, codes.collect())], scale }
+            }
+            (Some(kind @ (Coding::Nibbles | Coding::E2m1)), _) => {
+                let (group, byte) = self.group(part);
+                let first = group * GROUP + byte;
+                let codes = |upper: bool| words.iter().flat_map(|&w| nibbles(w, upper, kind)).collect();
+                let runs = vec![(first, codes(false)), (first + GROUP / 2, codes(true))];
+                Part { runs, scale: Some(self.scale(group)) }
+            }
+        }
+    }
+
+    /// Part `part` as codes: signed, of plain nibbles the code plus 8.
+    pub(super) fn codes(&self, part: I<'k>) -> Codes<'k> {
+        let (group, byte) = self.group(part);
+        let read = self.words(part);
+        let kind = self.format.coding();
+        let of = |upper: bool| {
+            let first = byte + if upper { GROUP / 2 } else { 0 };
+            let codes = move |w: I<'k>| {
+                let nibbles = (if upper { w.logical_shr(4) } else { w }) & 0x0f0f_0f0f;
+                if kind == Some(Coding::E2m1) { nibbles.e2m1() } else { nibbles }
+            };
+            read.iter().enumerate().map(move |(i, &w)| (first + 4 * i, codes(w)))
+        };
+        let words = match kind {
+            Some(Coding::Bytes) => read.iter().enumerate().map(|(i, &w)| (byte + 4 * i, w)).collect(),
+            _ => of(false).chain(of(true)).collect(),
+        };
+        Codes { words, group, scale: self.scale(group), first: byte.equals(self.k.i(0)) }
+    }
+
+    /// The row, `n` bytes on.
+    pub(super) fn bytes(&self, n: I<'k>) -> P<'k> {
+        self.at.bytes(n)
+    }
+
+    /// Group `group` of codes, as 16 words of two bf16: what a number is after it was rounded to that.
+    pub(super) fn group_as_bf16(&self, group: I<'k>) -> Vec<I<'k>> {
+        let parts = code_bytes(self.format) / bytes_at_once(self.format, self.cols).max(1);
+        let scale = self.scale(group);
+        // Runs of all parts, the lower half of the group first.
+        let mut halves = [Vec::new(), Vec::new()];
+        for part in 0..parts {
+            let runs = self.part(group * parts + part).runs;
+            for (half, (_, run)) in halves.iter_mut().zip(runs) {
+                half.extend(run);
+            }
+        }
+        let numbers: Vec<F<'k>> = halves.into_iter().flatten().map(|code| code * scale).collect();
+        numbers.chunks_exact(2).map(|pair| pair[0].both_halves(pair[1])).collect()
+    }
+
+    /// Sixteen numbers of f16 from column `16 · step` on, as 16 words of two bf16: first what each is rounded to, then what that
+    /// leaves, which bf16 holds exactly, for 11 digits are 8 and 3.
+    pub(super) fn sixteen_as_two_bf16(&self, step: I<'k>) -> Vec<I<'k>> {
+        let words = (0..2).flat_map(|half| self.at.bytes(step * 32 + 16 * half).load_words(4));
+        let pairs: Vec<[F<'k>; 2]> = words.map(|w| w.unpack(Halves::F16)).collect();
+        let rounded: Vec<I<'k>> = pairs.iter().map(|[a, b]| a.both_halves(*b)).collect();
+        let rests = pairs.iter().zip(&rounded).map(|([a, b], w)| {
+            let [lower, upper] = w.unpack(Halves::Bf16);
+            (*a - lower).both_halves(*b - upper)
+        });
+        let rests: Vec<I<'k>> = rests.collect();
+        rounded.into_iter().chain(rests).collect()
+    }
+
+    /// The number of column `c`.
+    pub(super) fn one(&self, c: I<'k>) -> F<'k> {
+        let k = self.k;
+        let group = || c.div(k.i(GROUP as i64));
+        match (self.format.coding(), self.format) {
+            (None, Format::F32) => self.at.words(c).load(),
+            (None, format) => half(self.at.bytes(c * 2), format),
+            (Some(Coding::Bytes), _) => {
+                self.at.bytes(c).load_byte().signed_byte(0).to_float() * self.scale(group())
+            }
+            (Some(kind), _) => {
+                let within = c & (GROUP - 1);
+                let upper = within.ge(k.i(GROUP as i64 / 2));
+                let byte = self.at.bytes(group() * (GROUP / 2) + (within & (GROUP / 2 - 1))).load_byte();
+                let nibble = upper.pick_int(byte.logical_shr(4), byte & 15);
+                let code = if kind == Coding::E2m1 { nibble.e2m1().signed_byte(0) } else { nibble - 8_usize };
+                code.to_float() * self.scale(group())
+            }
+        }
+    }
+}
+
+/// Bytes of the codes of a group.
+const fn code_bytes(format: Format) -> usize {
+    match format.coding() {
+        Some(Coding::Bytes) => GROUP,
+        _ => GROUP / 2,
+    }
+}
+
+/// One number of bf16 or f16.
+fn half(at: P<'_>, format: Format) -> F<'_> {
+    let bits = at.load_half();
+    if format == Format::F16 { bits.f16() } else { bits.shl(16).as_float() }
+}
+
+/// The lower or the upper nibbles of four bytes as codes.
+fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
+    let first = if upper { 4 } else { 0 };
+    if kind == Coding::Nibbles {
+        return std::array::from_fn(|i| ((w.logical_shr(8 * i as i64 + first) & 15) - 8_usize).to_float());
+    }
+    // Sign, exponent and mantissa as those of f16, whose exponents begin 14 lower; and a code is twice its number.
+    let pair = |at: i64| {
+        let bits = w.logical_shr(at + first);
+        let number = (bits & 0x0007_0007).shl(9) | (bits & 0x0008_0008).shl(12);
+        number.unpack(Halves::F16).map(|x| x * 32_768.0)
+    };
+    let ([a, c], [b, d]) = (pair(0), pair(8));
+    [a, b, c, d]
+}
+
+/// Floats of one access to a row whose first lies at a multiple of `aligned` floats.
+pub(super) fn floats_at_once(aligned: usize) -> usize {
+    widest(4, aligned)
+}

@@ -1,0 +1,184 @@
+//! Neurons whose up and down come from disk: gates by themselves, then those that they activate, wherever they lie (PowerInfer-2,
+//! §4.3 and §4.4).
+//!
+//! The same sums as in [`NeuronUp`], in the same order: the same bits. Between the two steps the store of neurons gets the
+//! lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
+
+use super::{AHEAD, Call, LIST, NEURONS, NeuronUp, Places, UpDownRows, list};
+use crate::dsl::Kb;
+use crate::kernels::routed::expert;
+use crate::kernels::{Kernel, Rule};
+use crate::machine::Isa;
+use crate::spec::{ComputeType, Symbol};
+use moec_ir::op::{DispatchLayout, Glu};
+use moec_ir::plan::{Grid, Layout, Results};
+use moec_ir::types::Format;
+
+/// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], active lists out i32]`: as [`NeuronUp`], but
+/// up to the gates alone: `h` holds the gate's value of each neuron that is active.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeuronGate {
+    /// Layout of the dispatch table.
+    pub layout: DispatchLayout,
+    /// Input channels.
+    pub hidden: usize,
+    /// Neurons `I`.
+    pub inter: usize,
+    /// Format of the weight.
+    pub format: Format,
+    /// Format of `x`, as of [`NeuronUp`].
+    pub compute: ComputeType,
+    /// Row distance of `x`, in words.
+    pub x_ld: usize,
+    /// How gate and up join.
+    pub glu: Glu,
+}
+
+impl NeuronGate {
+    /// The kernel that it is a part of.
+    fn whole(&self) -> NeuronUp {
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu } = self;
+        NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted: false, x_ld, glu }
+    }
+}
+
+impl Kernel for NeuronGate {
+    fn kind(&self) -> &'static str {
+        "neuron_gate"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        self.whole().parameters(s.word("neuron_gate"));
+    }
+
+    fn grid(&self, isa: &Isa) -> Grid {
+        self.whole().grid(isa)
+    }
+
+    fn args(&self) -> usize {
+        5
+    }
+
+    fn results(&self) -> Results {
+        Results::last(2, self.args())
+    }
+
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        self.whole().scratch_bytes(isa)
+    }
+
+    fn layout(&self, _isa: &Isa) -> Option<Layout> {
+        Some(Layout::Gates)
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        self.whole().rules(isa)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { layout, inter, .. } = self;
+        let call = Call::new(k, &self.whole());
+        let (gates, active_lists) = (k.arg(2), k.arg(4));
+        let blocks = inter.div_ceil(NEURONS);
+        k.tiles_by_expert(blocks, |active, [from, end]| {
+            let e = expert(k.arg(1), layout, active);
+            // Up and down are not read here.
+            let up_down = Some(UpDownRows { at: gates, first: k.i(0) });
+            let places = Places { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), up_down };
+            let rows = call.rows(&e);
+            k.each(from, end, 1, |block| {
+                let first = block * NEURONS;
+                let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
+                let to = active_lists.words((active * blocks + block) * LIST);
+                list(
+                    k,
+                    count,
+                    to,
+                    |i| first + i,
+                    |_, neuron| call.activates(&e, &places, &rows, neuron, Some(AHEAD)),
+                );
+            });
+        });
+    }
+}
+
+/// `[x, dispatch i32, w (addresses [E·I] of UpDown), h in and out f32 [slots, I], active lists i32]`: up of the neurons that
+/// [`NeuronGate`] found active, wherever they lie, joined with their gates in `h`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeuronUpAt {
+    /// Layout of the dispatch table.
+    pub layout: DispatchLayout,
+    /// Input channels.
+    pub hidden: usize,
+    /// Neurons `I`.
+    pub inter: usize,
+    /// Format of the weight.
+    pub format: Format,
+    /// Format of `x`, as of [`NeuronUp`].
+    pub compute: ComputeType,
+    /// Row distance of `x`, in words.
+    pub x_ld: usize,
+    /// How gate and up join.
+    pub glu: Glu,
+}
+
+impl NeuronUpAt {
+    /// The kernel that it is a part of.
+    fn whole(&self) -> NeuronUp {
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu } = self;
+        NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted: false, x_ld, glu }
+    }
+}
+
+impl Kernel for NeuronUpAt {
+    fn kind(&self) -> &'static str {
+        "neuron_up_at"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        self.whole().parameters(s.word("neuron_up_at"));
+    }
+
+    fn grid(&self, isa: &Isa) -> Grid {
+        self.whole().grid(isa)
+    }
+
+    fn args(&self) -> usize {
+        5
+    }
+
+    fn results(&self) -> Results {
+        Results::new([3]).unwrap_or_default()
+    }
+
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        self.whole().scratch_bytes(isa)
+    }
+
+    fn layout(&self, _isa: &Isa) -> Option<Layout> {
+        Some(Layout::UpDown)
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        self.whole().rules(isa)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { layout, inter, .. } = self;
+        let call = Call::new(k, &self.whole());
+        let (up_down, active_lists) = (k.arg(2), k.arg(4));
+        let blocks = inter.div_ceil(NEURONS);
+        k.tiles_by_expert(blocks, |active, [from, end]| {
+            let e = expert(k.arg(1), layout, active);
+            // No gates are prefetched here.
+            let up_down_rows = UpDownRows { at: up_down, first: e.id * inter };
+            let places =
+                Places { k, bundle: call.bundle, inter, matrix: up_down, up_down: Some(up_down_rows) };
+            let rows = call.rows(&e);
+            k.each(from, end, 1, |block| {
+                let list = active_lists.words((active * blocks + block) * LIST);
+                call.ups(&e, &places, &rows, list, list.load_int());
+            });
+        });
+    }
+}

@@ -1,0 +1,205 @@
+//! Neurons whose gates lie by themselves, and whose up and down may be anywhere: found by addresses, of which those of scales
+//! of split storage are others.
+
+use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, stored, strided};
+use crate::neurons::{BLOCK, LAYOUTS, Network, dot};
+use crate::simple::glu;
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDownAt, NeuronGate, NeuronUpAt};
+use moec_codegen::{ComputeType, RowFormat, Schedule, WeightOrder};
+use moec_ir::op::{Activation, Glu};
+use moec_ir::types::Format;
+
+/// Formats, and the formats of rows that are multiplied by gate and up.
+const KINDS: [(Format, ComputeType); 7] = [
+    (Format::F32, ComputeType::F32),
+    (Format::Bf16, ComputeType::F32),
+    (Format::F16, ComputeType::F32),
+    (Format::Q8, ComputeType::F32),
+    (Format::Q4, ComputeType::F32),
+    (Format::Q8, ComputeType::I8),
+    (Format::Q4, ComputeType::I8),
+];
+const RELU: Glu = Glu::Gated(Activation::Relu);
+
+/// Gates, and up with down, of a network.
+fn operands(net: &Network, format: Format) -> [Operand; 2] {
+    let rows = net.weights.chunks_exact(3 * net.hidden);
+    let gates = rows.clone().flat_map(|row| &row[..net.hidden]).copied().collect();
+    let up_down = rows.flat_map(|row| &row[net.hidden..]).copied().collect();
+    let shape = |parts| [net.layout.experts, net.inter, parts * net.hidden];
+    [Operand::Weight(format, shape(1), gates), Operand::UpDown(format, shape(2), up_down)]
+}
+
+/// Lists of those of the active experts' neurons of which `is_active(expert, neuron)` is true, as words.
+fn lists(net: &Network, is_active: impl Fn(usize, usize) -> bool) -> Operand {
+    let (blocks, mut words) = (net.inter.div_ceil(BLOCK), vec![-1_i32; net.words()]);
+    for active in 0..net.table[0] as usize {
+        let e = net.table[net.layout.expert() + active] as usize;
+        for block in 0..blocks {
+            let who = (block * BLOCK..net.inter.min((block + 1) * BLOCK)).filter(|&i| is_active(e, i));
+            let who: Vec<usize> = who.collect();
+            let list = &mut words[(active * blocks + block) * (BLOCK + 1)..];
+            list[0] = who.len() as i32;
+            list[1..].iter_mut().zip(who).for_each(|(to, i)| *to = i as i32);
+        }
+    }
+    Operand::Floats(words.iter().map(|w| f32::from_bits(w.cast_unsigned())).collect())
+}
+
+#[test]
+fn gates_by_themselves_then_up_of_active_neurons() {
+    let rng = &mut Rng::new(50);
+    let mut cases = Vec::new();
+    for layout in LAYOUTS {
+        for (format, compute) in KINDS {
+            let net = Network::new(rng, layout, format);
+            let (layout, hidden, inter, n) = (net.layout, net.hidden, net.inter, net.n);
+            let ld = hidden + 3;
+            let (rows, x_ld, x) = rows_as(compute, &random(rng, n, hidden, ld), [1, hidden, ld]);
+            let row = |slot: usize| &x[net.table[layout.token() + slot] as usize * ld..][..hidden];
+            let part = |slot, i, part| net.part(slot, i, part).map(|w| dot(row(slot), w));
+            let [gates, up_down] = operands(&net, format);
+            let found = strided(net.slots(), inter, inter, |slot, i| part(slot, i, 0).unwrap_or(f32::NAN));
+            let zeros = |n| Operand::Floats(vec![0.0; n]);
+            cases.push(Case {
+                spec: NeuronGate { layout, hidden, inter, format, compute, x_ld, glu: RELU }.into(),
+                n,
+                operands: vec![
+                    rows.clone(),
+                    Operand::Ints(net.table.clone()),
+                    gates,
+                    zeros(net.slots() * inter),
+                    zeros(net.words()),
+                ],
+                expect: vec![(3, Expect::Floats(found.clone(), 5e-5))],
+            });
+            // Two of three are listed, some of them although their gates are not more than 0.
+            let listed = |e: usize, i: usize| !(e + i).is_multiple_of(3);
+            let h = strided(net.slots(), inter, inter, |slot, i| match found[slot * inter + i] {
+                gate if gate.is_nan() => 0.0,
+                gate => gate,
+            });
+            let joined = strided(net.slots(), inter, inter, |slot, i| {
+                let (gate, e) = (h[slot * inter + i], net.of_slot.get(slot));
+                match (part(slot, i, 1), e) {
+                    (Some(up), Some(&e)) if listed(e, i) => glu(RELU, gate, up),
+                    _ => gate,
+                }
+            });
+            cases.push(Case {
+                spec: NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu: RELU }.into(),
+                n,
+                operands: vec![
+                    rows,
+                    Operand::Ints(net.table.clone()),
+                    up_down,
+                    Operand::Floats(h),
+                    lists(&net, listed),
+                ],
+                expect: vec![(3, Expect::Floats(joined, 5e-5))],
+            });
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn columns_of_who_is_awake_wherever_they_lie() {
+    let rng = &mut Rng::new(51);
+    let mut cases = Vec::new();
+    for layout in LAYOUTS {
+        for (format, _) in KINDS.into_iter().filter(|k| k.1 == ComputeType::F32) {
+            let net = Network::new(rng, layout, format);
+            let (layout, hidden, inter) = (net.layout, net.hidden, net.inter);
+            let share = rng.pick(&[1, 2, 5]);
+            let is_active: Vec<bool> = (0..layout.experts * inter).map(|_| rng.below(share) == 0).collect();
+            let h = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
+                Some(e) if is_active[e * inter + i] => rng.float(),
+                _ => f32::NAN,
+            });
+            let expected = strided(net.slots(), hidden, hidden, |slot, c| {
+                let Some(e) = net.of_slot.get(slot) else { return 0.0 };
+                let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
+                let is_active = (0..inter).filter(|i| is_active[e * inter + i]);
+                is_active.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+            });
+            let [_, up_down] = operands(&net, format);
+            cases.push(Case {
+                spec: NeuronDownAt { layout, hidden, inter, format }.into(),
+                n: net.n,
+                operands: vec![
+                    Operand::Floats(h),
+                    Operand::Ints(net.table.clone()),
+                    up_down,
+                    lists(&net, |e, i| is_active[e * inter + i]),
+                    Operand::Floats(vec![0.0; net.slots() * hidden]),
+                ],
+                expect: vec![(4, Expect::Floats(expected, 5e-5))],
+            });
+        }
+    }
+    check(&cases);
+}
+
+/// Formats, and the forms that panels out of neurons have.
+const PANELS: [(Format, ComputeType); 6] = [
+    (Format::Bf16, ComputeType::F32),
+    (Format::Q8, ComputeType::F32),
+    (Format::Q4, ComputeType::F32),
+    (Format::Bf16, ComputeType::Bf16),
+    (Format::Q8, ComputeType::Bf16),
+    (Format::Q4, ComputeType::Bf16),
+];
+
+#[test]
+fn many_rows_are_multiplied_by_panels_of_split_neurons() {
+    let rng = &mut Rng::new(52);
+    let mut cases = Vec::new();
+    for (format, compute) in PANELS {
+        let mut net = Network::new(rng, (33, 4, 8, 9), format);
+        net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
+        let (layout, hidden, inter, n) = (net.layout, net.hidden, net.inter, net.n);
+        let (order, schedule) = (WeightOrder::Split, Schedule::default());
+        let (rows, x_ld, x) = rows_as(compute, &random(rng, n, hidden, hidden), [1, hidden, hidden]);
+        let joined = strided(net.slots(), inter, inter, |slot, i| {
+            let (Some(gate), Some(up)) = (net.part(slot, i, 0), net.part(slot, i, 1)) else { return 0.0 };
+            let row = &x[net.table[layout.token() + slot] as usize * hidden..][..hidden];
+            glu(RELU, dot(row, gate), dot(row, up))
+        });
+        let [gates, up_down] = operands(&net, format);
+        let (table, zeros) = (Operand::Ints(net.table.clone()), |n| Operand::Floats(vec![0.0; n]));
+        let out = RowFormat::f32(inter);
+        cases.push(Case {
+            spec: ExpertGateUp {
+                layout,
+                hidden,
+                inter,
+                format,
+                compute,
+                x_ld,
+                glu: RELU,
+                bias: false,
+                out,
+                order,
+                schedule,
+            }
+            .into(),
+            n,
+            operands: vec![rows, table.clone(), gates, up_down.clone(), zeros(net.slots() * inter)],
+            expect: vec![(4, Expect::Floats(joined, 2e-4))],
+        });
+        let (rows, h_ld, h) = rows_as(compute, &rng.floats(net.slots() * inter), [1, inter, inter]);
+        let expected = strided(net.slots(), hidden, hidden, |slot, c| {
+            let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
+            (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+        });
+        cases.push(Case {
+            spec: ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule }
+                .into(),
+            n,
+            operands: vec![rows, table, up_down, zeros(net.slots() * hidden)],
+            expect: vec![(3, Expect::Floats(expected, 2e-4))],
+        });
+    }
+    check(&cases);
+}

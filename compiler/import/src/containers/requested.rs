@@ -1,0 +1,76 @@
+//! A checkpoint without weights: from a configuration alone, it records which tensors a family requests.
+
+use super::{Container, File, Tensor};
+use crate::config::Config;
+use indexmap::IndexMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// The tensors that were requested.
+#[derive(Debug)]
+pub struct Requested {
+    /// Ends of the names of tensors that may be there or not, and are.
+    there: &'static [&'static str],
+    /// Names and shapes, in the order of the requests.
+    tensors: Mutex<IndexMap<String, Vec<usize>>>,
+}
+
+impl Requested {
+    /// Whether a tensor is there that may be there or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.there.iter().any(|end| name.ends_with(end))
+    }
+
+    /// Records a tensor.
+    pub fn add(&self, name: &str, shape: &[usize]) {
+        let mut all = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(name.to_owned(), shape.to_vec());
+    }
+
+    /// Names and shapes, in the order of the requests.
+    pub fn all(&self) -> Vec<(String, Vec<usize>)> {
+        let all = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(name, shape)| (name.clone(), shape.clone())).collect()
+    }
+}
+
+/// The container of such a checkpoint.
+#[derive(Debug)]
+pub(crate) struct Imagined {
+    config: Config,
+    none: IndexMap<String, Tensor>,
+    requested: Requested,
+}
+
+impl Imagined {
+    /// Of this configuration. `there`: ends of names of tensors whose presence chooses among spellings, and which are there.
+    pub(crate) fn new(config: Config, there: &'static [&'static str]) -> Self {
+        Self { config, none: IndexMap::new(), requested: Requested { there, tensors: Mutex::default() } }
+    }
+}
+
+impl Container for Imagined {
+    fn path(&self) -> &Path {
+        Path::new("")
+    }
+
+    fn files(&self) -> &[File] {
+        &[]
+    }
+
+    fn tensors(&self) -> &IndexMap<String, Tensor> {
+        &self.none
+    }
+
+    fn bytes(&self, _tensor: &Tensor) -> Option<&[u8]> {
+        None
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn requested(&self) -> Option<&Requested> {
+        Some(&self.requested)
+    }
+}

@@ -1,0 +1,443 @@
+//! Pass `assign_residency`: where everything lives (NPUMoE, §3.2 and §4.3).
+//!
+//! **Groups of experts.** A launch on the NPU must be paid for by the tokens that it computes. A group stays there when
+//! launching, waiting and computing, padding included, cost less than its expected load costs on the CPU; else
+//! it is cold, and its experts run on the CPU, where they take any number of tokens. There they have no
+//! capacity, and drop nothing.
+//!
+//! **Operators.** What the device's table of operations does not name as legal never goes to the NPU. Of the rest, a
+//! graph runs from its first matrix to its last: what stands before the first or after the last would only
+//! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
+//! exact (routers: they decide ties) stay on the CPU, since the NPU computes in f16. Per entry point the table of
+//! costs decides. Attention has one unit in all of them, that of the KV cache. Where a unit's graphs keep no state it goes there only
+//! where it is requested; else, under `auto`, a whole request, a prompt and
+//! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
+//! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
+//! larger than a graph may be, stays on the CPU and says so; where the user wants it on the NPU, it is refused. Mixers that are
+//! no attention always stay: a graph holds no state that folds tokens.
+
+use super::parts;
+use super::tier::predict;
+use crate::decisions::Decision;
+use moec_backend::StaticSubgraph;
+use moec_base::error::{Error, Result};
+use moec_config::Mix;
+use moec_costs::request::Request;
+use moec_costs::units::{ExpertSize, UnitPreference, Units, expert_sizes_on};
+use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Placement};
+use moec_ir::scope::AnyLayer;
+use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Role, Scope, WeightClass};
+use moec_profile::loads::{LayerLoads, Loads};
+use std::collections::{BTreeMap, HashMap};
+
+/// Options.
+#[derive(Clone, Copy, Debug)]
+pub struct ResidencyOptions {
+    /// Attention, dense networks and the head.
+    pub attention: UnitPreference,
+    /// Groups of experts.
+    pub experts: UnitPreference,
+    /// The request whose cost decides where attention lives.
+    pub mix: Mix,
+}
+
+/// Gives every group and every operator its unit. Gives the costs that decided where attention lives, where they did.
+///
+/// # Errors
+/// What the user wants on the NPU and cannot be a graph. Our bug: a layer of experts without sizes or loads.
+pub fn assign_residency(
+    placement: &mut Placement,
+    loads: &Loads,
+    module: &Module,
+    units: &Units<'_>,
+    options: ResidencyOptions,
+) -> Result<Option<Decision>> {
+    for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+        assign_layer_residency(table, layer, units, options.experts);
+    }
+    if options.experts == UnitPreference::Auto {
+        limit_contexts(placement, loads, units, units.npu.most_contexts());
+    }
+    let sizes = expert_sizes_on(module, units)?;
+    let preference = options.attention;
+    let ops =
+        |placement: &Placement, attention| operators(module, placement, &sizes, units, preference, attention);
+    let free = if units.graphs.attends_by_default() { units.npu_index() } else { units.cpu_index() };
+    placement.ops = ops(placement, free)?;
+    let there = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
+    if preference != UnitPreference::Auto || !there {
+        return Ok(None);
+    }
+    let mut here = placement.clone();
+    here.ops = ops(placement, units.cpu_index())?;
+    let context = context(module);
+    let context = u32::try_from(context).unwrap_or(u32::MAX);
+    let request = Request::new(module, units, loads, options.mix, context)?;
+    let cost = |placement: &Placement, unit: &str| {
+        let outcome = request.run(placement);
+        (unit.to_owned(), outcome.timeline.wall_us * 1e-3, outcome.joules_per_token() * 1e3)
+    };
+    let mut assigned = vec![cost(placement, &units.npu.name), cost(&here, &units.cpu.name)];
+    assigned.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.2.total_cmp(&b.2)));
+    let chosen = assigned.first().map_or_else(String::new, |h| h.0.clone());
+    if chosen == units.cpu.name {
+        placement.ops = here.ops;
+    }
+    let Mix { prompt, generate } = request.mix;
+    let why = format!("a request of {prompt} tokens with {generate} generated, simulated");
+    let decision = Decision::new("assign_residency", "attention and its KV cache", chosen, why);
+    let or =
+        |d: Decision, (unit, ms, mj): (String, f64, f64)| d.or(unit, &[("request_ms", ms), ("token_mj", mj)]);
+    Ok(Some(assigned.into_iter().fold(decision, or)))
+}
+
+/// Checks that what `attention` of `[placement]` wants on the unit can be graphs there: known before loads are.
+///
+/// # Errors
+/// A scope that cannot be a graph, and why.
+pub fn check(module: &Module, units: &Units<'_>, attention: UnitPreference) -> Result<()> {
+    if attention != UnitPreference::Graphs {
+        return Ok(());
+    }
+    let mut writable = Writable { module, units, of: HashMap::new() };
+    let mut entries = 0..module.entries.len();
+    entries.try_for_each(|entry| partition(entry, &mut writable, attention, units.npu_index()).map(drop))
+}
+
+/// Gives every group of a layer its unit.
+pub fn assign_layer_residency(
+    table: &mut ExpertTable,
+    layer: &LayerLoads,
+    units: &Units<'_>,
+    preference: UnitPreference,
+) {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    for group in &mut table.groups {
+        let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+        let (on_cpu, on_npu) = (cost(cpu), cost(npu));
+        let hot = match preference {
+            UnitPreference::Auto => on_npu < on_cpu,
+            UnitPreference::Graphs => true,
+            UnitPreference::Cpu => false,
+        };
+        let load: f32 = group.experts.iter().filter_map(|&e| table.experts.get(e as usize)?.load).sum();
+        let costs =
+            format!("{load:.1} tokens per call; {on_npu:.1} µs on the NPU, {on_cpu:.1} µs on the CPU");
+        group.why = match preference {
+            UnitPreference::Auto if hot => format!("hot: {costs}"),
+            UnitPreference::Auto => format!("cold: {costs}"),
+            UnitPreference::Graphs | UnitPreference::Cpu => {
+                format!("requested by `placement.experts`: {costs}")
+            }
+        };
+        group.unit = if hot { npu } else { cpu };
+        settle(&mut table.experts, group, hot);
+    }
+    table.expected = Some(predict(layer, table));
+}
+
+/// Gives the experts of a group its unit. Those of the CPU take any number of tokens.
+fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
+    for &e in &group.experts {
+        if let Some(row) = experts.get_mut(e as usize) {
+            row.unit = group.unit;
+            if !hot {
+                (row.capacity, row.fallback) = (0, None);
+            }
+        }
+    }
+}
+
+/// Leaves the NPU at most so many groups of experts, each of which is a context that is loaded at the start: those that gain most there.
+pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &Units<'_>, most: usize) {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    let mut there: Vec<(f32, usize, usize)> = Vec::new();
+    for (t, table) in placement.experts.iter().enumerate() {
+        for (g, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == npu) {
+            let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+            there.push((cost(cpu) - cost(npu), t, g));
+        }
+    }
+    there.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    for &(gain, t, g) in there.iter().skip(most) {
+        let table = &mut placement.experts[t];
+        let group = &mut table.groups[g];
+        group.unit = cpu;
+        group.why = format!(
+            "a start loads {most} contexts at most, and {} others gain more than the {gain:.1} µs per call of this one",
+            most.min(there.len())
+        );
+        settle(&mut table.experts, group, false);
+    }
+    for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+        table.expected = Some(predict(layer, table));
+    }
+}
+
+/// Unit of every operator of every entry point, alike ones of all layers together; with `attention` on that unit where
+/// it is free to choose.
+fn operators(
+    module: &Module,
+    placement: &Placement,
+    sizes: &BTreeMap<u32, ExpertSize>,
+    units: &Units<'_>,
+    preference: UnitPreference,
+    attention: u32,
+) -> Result<Vec<OpPlace>> {
+    let mut found: Vec<OpPlace> = Vec::new();
+    let mut seen: HashMap<(EntryKind, Scope<AnyLayer>, &'static str, u32, String), usize> = HashMap::new();
+    let mut add = |entry: EntryKind, node: &Node, unit: u32, why: String| {
+        let (scope, op) = (node.scope.any_layer(), node.op.name());
+        let key = (entry, scope.clone(), op, unit, why.clone());
+        let next = found.len();
+        let at = *seen.entry(key).or_insert(next);
+        if at == next {
+            found.push(OpPlace { entry, scope, op: op.to_owned(), unit, nodes: 0, why });
+        }
+        found[at].nodes += 1;
+    };
+    let mut writable = Writable { module, units, of: HashMap::new() };
+    for entry in 0..module.entries.len() {
+        let graph = &module.entries[entry];
+        let assigned = partition(entry, &mut writable, preference, attention)?;
+        for (node, place) in graph.nodes.iter().zip(assigned) {
+            if let Op::ExpertFfn { .. } = node.op {
+                let layer = node.scope.layer;
+                let table = placement.experts.iter().find(|t| Some(t.layer) == layer);
+                let size = layer.and_then(|l| sizes.get(&l));
+                let (table, size) =
+                    table.zip(size).ok_or_else(|| Error::bug(format!("`{}` has no table", node.scope)))?;
+                for (unit, why) in experts(graph.kind, table, *size, units) {
+                    add(graph.kind, node, unit, why);
+                }
+            } else {
+                let (on_npu, why) = place;
+                add(graph.kind, node, if on_npu { units.npu_index() } else { units.cpu_index() }, why);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Units that run experts of a layer in an entry point, with the reason.
+fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units<'_>) -> Vec<(u32, String)> {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    let hot = table.groups.iter().filter(|g| g.unit == npu).count();
+    let of = table.groups.len();
+    let cold = of - hot;
+    let on_npu = || (npu, format!("hot groups: {}", row_of(units, "expert_ffn")));
+    let on_cpu = || (cpu, "cold groups: their load does not pay for a launch".to_owned());
+    let legal = units.npu.is_legal("expert_ffn");
+    match kind {
+        _ if hot == 0 && cold > 0 && legal => vec![on_cpu()],
+        _ if !legal => vec![(cpu, row_of(units, "expert_ffn"))],
+        EntryKind::Prefill(_) if cold == 0 => vec![on_npu()],
+        EntryKind::Prefill(_) => vec![on_npu(), on_cpu()],
+        EntryKind::Decode(rows) | EntryKind::Little(rows) => {
+            // One launch of the smallest group at least, against the experts that the rows choose.
+            let capacity = table.tiers.last().copied().unwrap_or(0);
+            let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
+            let launch = units.graph_us(least, capacity, size);
+            let one = units.cpu.matmul_us(1.0, size.weights as f64).unwrap_or(0.0);
+            if launch < f64::from(rows * table.k) * one {
+                let mut both = vec![on_npu()];
+                both.extend((cold > 0).then(on_cpu));
+                both
+            } else {
+                vec![(cpu, "decode: a launch costs more than the few rows do here".to_owned())]
+            }
+        }
+    }
+}
+
+/// Row of an operator in the device's table.
+pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
+    match units.npu.row(op) {
+        Some(row) if row.legal => row.operation.clone(),
+        Some(row) => format!("the NPU has no {}", row.operation),
+        None => "the NPU's table of operations does not name it".to_owned(),
+    }
+}
+
+/// Tokens of a sequence: rows of the longest state.
+fn context(module: &Module) -> usize {
+    module.states.iter().filter_map(|s| s.ty.shape.get(2)).copied().max().unwrap_or(1)
+}
+
+/// Whether each node of a graph runs on the NPU, and why there or not.
+///
+/// # Errors
+/// What the user wants there cannot be a graph.
+fn partition(
+    entry: usize,
+    writable: &mut Writable<'_>,
+    preference: UnitPreference,
+    attention: u32,
+) -> Result<Vec<(bool, String)>> {
+    let (module, units) = (writable.module, writable.units);
+    let graph = &module.entries[entry];
+    let ctx = context(module);
+    let refused: Vec<Option<String>> = graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
+    let mut out: Vec<(bool, String)> =
+        refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();
+    for region in regions(graph, &refused) {
+        let inner = between_matrices(graph, &region);
+        let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
+        let folds = region.first().is_some_and(|&i| graph.nodes[i].scope.role() == Role::Mixer);
+        let (mut wins, mut stays) = match preference {
+            _ if folds => (false, "a graph holds no state that folds tokens".to_owned()),
+            UnitPreference::Cpu => (false, "requested by `placement.attention`".to_owned()),
+            UnitPreference::Graphs => (true, String::new()),
+            // The cache lives where attention lives, in every entry point.
+            UnitPreference::Auto if attends(graph, &inner) && !units.graphs.attends_by_default() => {
+                let why =
+                    "a graph of the unit keeps no state: attention goes there where `attention` requests it";
+                (false, why.to_owned())
+            }
+            UnitPreference::Auto if attends(graph, &inner) => {
+                let why = "a request of prompt and answer ends earlier so, and the KV cache is on one unit";
+                (attention == units.npu_index(), why.to_owned())
+            }
+            UnitPreference::Auto => {
+                (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned())
+            }
+        };
+        if preference != UnitPreference::Cpu
+            && !folds
+            && let Some(&first) = inner.first()
+            && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
+        {
+            if preference == UnitPreference::Graphs {
+                let scope = &graph.nodes[first].scope;
+                return Err(Error::limit(format!("`{scope}` cannot be a graph of `{}`", units.npu.name))
+                    .because(why)
+                    .hint("set `attention = \"auto\"` under `[placement]`: then it stays on the CPU"));
+            }
+            (wins, stays) = (false, format!("cannot be a graph: {why}"));
+        }
+        for &i in &region {
+            let node = &graph.nodes[i];
+            let inside = inner.contains(&i);
+            out[i] = match (inside, wins) {
+                (true, true) => (true, row_of(units, node.op.name())),
+                (true, false) => (false, stays.clone()),
+                (false, _) => (false, "no matrix before it and after it: no launch for it".to_owned()),
+            };
+        }
+    }
+    Ok(out)
+}
+
+/// Microseconds of these nodes on CPU and NPU, launch and waiting included.
+fn costs(module: &Module, graph: &Graph, units: &Units<'_>, nodes: &[usize], ctx: usize) -> [f64; 2] {
+    let rows = graph.kind.rows() as f64;
+    let us = |unit: &moec_device::DeviceUnit| -> f64 {
+        let us = |&i: &usize| unit.matmul_us(rows, weights(module, &graph.nodes[i], ctx)).unwrap_or(0.0);
+        nodes.iter().map(us).sum()
+    };
+    [us(units.cpu), us(units.npu) + units.npu.launch_us()]
+}
+
+/// Whether attention is among these nodes.
+fn attends(graph: &Graph, nodes: &[usize]) -> bool {
+    nodes.iter().any(|&i| matches!(graph.nodes[i].op, Op::Attention(_)))
+}
+
+/// Operators that the unit's backend can make graphs of, scope by scope.
+struct Writable<'a> {
+    module: &'a Module,
+    units: &'a Units<'a>,
+    of: HashMap<Scope, std::result::Result<StaticSubgraph, String>>,
+}
+
+impl Writable<'_> {
+    /// Whether these nodes of a scope, which hang together, become graphs.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn region(&mut self, entry: usize, scope: &Scope, nodes: &[usize]) -> std::result::Result<(), String> {
+        let (module, units) = (self.module, self.units);
+        let found = || units.graphs.part(module, scope, units.npu);
+        let part = self.of.entry(scope.clone()).or_insert_with(found);
+        parts::region(part, entry, nodes)
+    }
+}
+
+/// Reason that a node cannot run on the NPU, whatever it costs.
+fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
+    if !units.npu.is_legal(node.op.name()) {
+        return Some(row_of(units, node.op.name()));
+    }
+    let exact = |input: &Operand| match input {
+        Operand::Weight(id) => module.weight(*id).class == WeightClass::Exact,
+        _ => false,
+    };
+    let routes = matches!(node.op, Op::Linear { .. }) && node.inputs.get(1).is_some_and(exact);
+    routes.then(|| "its weights are exact: routing decides ties, and the NPU computes in f16".to_owned())
+}
+
+/// Whether an operator is a matrix product, and what graphs are made for.
+fn is_matrix(op: &Op) -> bool {
+    matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Attention(_))
+}
+
+/// Numbers of the matrices that a node multiplies with; keys and values are matrices of the whole context.
+fn weights(module: &Module, node: &Node, ctx: usize) -> f64 {
+    match &node.op {
+        Op::Attention(a) => (a.heads * (a.qk_dim + a.v_dim)) as f64 * ctx as f64,
+        op if is_matrix(op) => match node.inputs.get(1) {
+            Some(Operand::Weight(id)) => module.weight(*id).shape.iter().map(|&d| d as f64).product(),
+            _ => 0.0,
+        },
+        _ => 0.0,
+    }
+}
+
+/// Indices of nodes that are not refused and hang together within one scope, in ascending order.
+fn regions(graph: &Graph, refused: &[Option<String>]) -> Vec<Vec<usize>> {
+    let candidate = |i: usize| refused[i].is_none() && !matches!(graph.nodes[i].op, Op::ExpertFfn { .. });
+    let mut region: Vec<usize> = (0..graph.nodes.len()).collect();
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| candidate(*i)) {
+        for before in sources(graph, node) {
+            if candidate(before) && graph.nodes[before].scope == node.scope {
+                let (old, new) = (region[before].max(region[i]), region[before].min(region[i]));
+                region.iter_mut().filter(|r| **r == old).for_each(|r| *r = new);
+            }
+        }
+    }
+    let mut all: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for i in (0..graph.nodes.len()).filter(|&i| candidate(i)) {
+        all.entry(region[i]).or_default().push(i);
+    }
+    all.into_values().collect()
+}
+
+/// Nodes whose results a node reads.
+fn sources(graph: &Graph, node: &Node) -> Vec<usize> {
+    let of = |input: &Operand| match input {
+        Operand::Value(v) => graph.def(*v).map(|id| id.0 as usize),
+        _ => None,
+    };
+    node.inputs.iter().filter_map(of).collect()
+}
+
+/// Those nodes of a region that are matrices, or have one upstream and one downstream in it.
+fn between_matrices(graph: &Graph, region: &[usize]) -> Vec<usize> {
+    let place: HashMap<usize, usize> = region.iter().enumerate().map(|(at, &i)| (i, at)).collect();
+    let inside: Vec<Vec<usize>> = region
+        .iter()
+        .map(|&i| sources(graph, &graph.nodes[i]).iter().filter_map(|s| place.get(s).copied()).collect())
+        .collect();
+    let matrix: Vec<bool> = region.iter().map(|&i| is_matrix(&graph.nodes[i].op)).collect();
+    let mut above = matrix.clone();
+    for at in 0..region.len() {
+        above[at] |= inside[at].iter().any(|&s| above[s]);
+    }
+    let mut below = matrix.clone();
+    for at in (0..region.len()).rev() {
+        if below[at] {
+            inside[at].iter().for_each(|&s| below[s] = true);
+        }
+    }
+    region.iter().enumerate().filter(|(at, _)| above[*at] && below[*at]).map(|(_, &i)| i).collect()
+}

@@ -1,0 +1,576 @@
+//! Pass `assign_units`: what accelerators compute with dynamic shapes.
+//!
+//! Static graphs have found their place ([`assign_residency`](super::assign_residency)); what is left is the CPU's, or goes to a unit that
+//! runs the CPU's operators: a GPU, NDP DIMMs.
+//!
+//! **Experts.** A unit gets all of a layer's, a share of them, or under `auto` those that cost less there: the expected time of
+//! an expert's rows, and of bringing the rows there and back over the link, against the CPU's. The most popular come
+//! first (HybriMoE, §IV-B: what is used most lies where it is computed fastest), as many as the unit's memory has room for. An
+//! expert has one unit, and its weights are in the memory of that unit.
+//!
+//! **Attention** has one unit in all entry points, that of the KV cache. It goes to such a unit where the user says so.
+//!
+//! **Mixers** that are no attention (delta rules, state spaces, short convolutions) have one unit, too, that of their states. They
+//! go where the user says, or with the rest where its unit runs all of their operators, else they are the CPU's.
+//!
+//! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
+//! experts and mixers are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
+//! combine stand with the rest where one unit has all of a layer's experts, else with the CPU, where the rows of several units
+//! meet; so do angles that hang on the length of a prompt.
+//!
+//! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
+//! router's choices.
+
+mod leaving;
+
+use crate::decisions::Decision;
+use leaving::Leaving;
+use moec_backend::CommandStreams;
+use moec_base::error::{Error, Result};
+use moec_costs::units::{DynamicUnit, Named, UnitList};
+use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
+use moec_ir::plan::{
+    Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
+};
+use moec_ir::{Graph, Module, Node, Op, Operand, Role, StateId, ValueId, Weight, WeightId};
+use moec_profile::loads::Loads;
+use moec_targets::backends;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Reason for a unit of experts whose unit is not fixed.
+pub const ASSIGNED: &str = "assigned anew in every step";
+
+/// Units of nodes and experts outside of static graphs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnitAssignment {
+    /// Units of the plan.
+    pub units: Vec<UnitRef>,
+    /// Their memories.
+    pub memories: Vec<Memory>,
+    /// Links between these.
+    pub links: Vec<MemoryLink>,
+    /// Unit of attention.
+    pub attention: u32,
+    /// Unit of mixers that are no attention.
+    pub mixer: u32,
+    /// Unit of what neither mixes tokens nor is an expert.
+    pub rest: u32,
+    /// Units of experts; no layer has segments before `layout`.
+    pub experts: ExpertPlacement,
+}
+
+impl Default for UnitAssignment {
+    /// Everything on the CPU.
+    fn default() -> Self {
+        let memory = Memory { name: "memory".to_owned(), ..Memory::default() };
+        Self {
+            units: vec![UnitRef::cpu()],
+            memories: vec![memory],
+            links: Vec::new(),
+            attention: 0,
+            mixer: 0,
+            rest: 0,
+            experts: ExpertPlacement::default(),
+        }
+    }
+}
+
+impl UnitAssignment {
+    /// Everything outside of static graphs on the CPU of a device.
+    pub fn all_on_cpu(list: &UnitList<'_>) -> Self {
+        let (units, memories, links) = list.for_plan();
+        Self { units, memories, links, ..Self::default() }
+    }
+
+    /// Those of a plan; `module` is the Graph that it was made of.
+    pub fn of_plan(plan: &Plan, module: &Module) -> Self {
+        let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
+        let steps = || {
+            plan.entries.iter().flat_map(|e| {
+                let graph = module.entries.iter().find(|g| g.kind == e.kind);
+                e.steps.iter().map(move |s| (s, graph.and_then(|g| g.nodes.get(s.node as usize))))
+            })
+        };
+        let kernels = || steps().filter(|(s, _)| matches!(s.code, Code::Kernel(_)));
+        let reads_state = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
+        let mixes = |role: Role| {
+            let mut of = kernels().filter(|(s, _)| reads_state(&s.args));
+            of.find(|(_, node)| node.is_some_and(|n| n.scope.role() == role)).map(|(s, _)| s.unit)
+        };
+        // The first that computes something embeds tokens.
+        let rest = kernels().next().map(|(s, _)| s.unit);
+        Self {
+            units: plan.units.clone(),
+            memories: plan.memories.iter().map(bare).collect(),
+            links: plan.links.clone(),
+            attention: mixes(Role::Attention).unwrap_or(0),
+            mixer: mixes(Role::Mixer).unwrap_or(0),
+            rest: rest.unwrap_or(0),
+            experts: plan.experts.clone(),
+        }
+    }
+
+    /// Whether the scores of routers decide who is brought into frames.
+    pub fn predicts_experts(&self) -> bool {
+        self.experts.policy.cached().is_some_and(|c| c.ahead > 0)
+    }
+
+    /// The memory of a unit.
+    pub fn memory(&self, unit: u32) -> u32 {
+        self.units.get(unit as usize).map_or(0, |u| u.memory)
+    }
+
+    /// The unit of a node outside of static graphs. Experts are those of [`ExpertPlacement::of_layer`].
+    pub fn of_node(&self, node: &Node) -> u32 {
+        match node.op {
+            Op::ExpertFfn { .. }
+            | Op::NeuronFfn { .. }
+            | Op::RequestExperts { .. }
+            | Op::LimitCapacity(_) => 0,
+            Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
+            // Where a unit has no kernel for what the runtime does, the runtime does it.
+            Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
+            _ => self.of_role(node.scope.role()),
+        }
+    }
+
+    /// The unit of what has a role, experts aside.
+    const fn of_role(&self, role: Role) -> u32 {
+        match role {
+            Role::Attention => self.attention,
+            Role::Mixer => self.mixer,
+            Role::Network | Role::Head | Role::Other => self.rest,
+        }
+    }
+
+    /// The unit that has all experts of a layer for good, where the rest of the layer is there, too.
+    pub fn whole(&self, layer: Option<u32>) -> Option<u32> {
+        match self.experts.of_layer(layer)?.1.units[..] {
+            [unit] if unit != 0 && unit == self.rest => Some(unit),
+            _ => None,
+        }
+    }
+
+    /// Whether the backend of a unit runs an operator.
+    fn takes(&self, unit: u32, op: &Op) -> bool {
+        let backend = self.units.get(unit as usize).and_then(|u| backends::named(&u.backend));
+        backend.is_some_and(|f| f.takes(op))
+    }
+
+    /// The streams of a unit, where it computes experts by them.
+    pub fn streams(&self, unit: u32) -> Option<&'static dyn CommandStreams> {
+        backends::command_streams(&self.units.get(unit as usize)?.backend)
+    }
+
+    /// Experts of a layer whose matrices are in a memory beside the CPU's, ascending: those that start on its unit, or all on
+    /// targets with NDP DIMMs.
+    pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
+        let Some((_, of)) = self.experts.of_layer(Some(layer)) else { return Vec::new() };
+        let cold = self.experts.policy.cold();
+        match of.units.iter().find(|&&u| self.memory(u) == memory) {
+            Some(&unit) if Some(unit) == cold => (0..of.starts.len() as u32).collect(),
+            Some(&unit) => of.on(unit),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether experts read a table that are no static graphs.
+    pub fn divides(graph: &Graph, table: ValueId) -> bool {
+        let reads = |n: &Node, v: ValueId| n.inputs.contains(&Operand::Value(v));
+        graph.nodes.iter().any(|n| match n.op {
+            Op::ExpertFfn { fixed: false, .. } => reads(n, table),
+            Op::RequestExperts { .. } if reads(n, table) => {
+                n.outputs.iter().any(|&v| v != table && Self::divides(graph, v))
+            }
+            _ => false,
+        })
+    }
+}
+
+/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
+/// takes at most `budget` bytes of the memory of the unit that experts are for. With the units comes a decision for each layer some of
+/// whose experts leave the CPU, or could have.
+///
+/// # Errors
+/// A unit that the device has not, or that does not run what is assigned to it.
+pub fn assign_units(
+    module: &Module,
+    placement: &mut Option<Placement>,
+    list: &UnitList<'_>,
+    wanted: &moec_config::PlacementConfig,
+    budget: Option<u64>,
+    loads: Option<&Loads>,
+) -> Result<(UnitAssignment, Vec<Decision>)> {
+    let mut decisions = Vec::new();
+    let mut assignment = UnitAssignment::all_on_cpu(list);
+    let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.accelerator(index));
+    let named = list.named("experts", &wanted.experts)?;
+    if let Some(budget) = budget {
+        promise(&mut assignment, list, named, budget)?;
+    }
+    if list.accelerators.is_empty() {
+        return Ok((assignment, decisions));
+    }
+    let placed = placement.get_or_insert(Placement::dynamic(expert_tables(module)?));
+    placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
+    if let Some(accelerator) = attention {
+        assignment.attention = accelerator.index;
+        assign(module, placed, accelerator, Role::Attention, "requested by `placement.attention`")?;
+    }
+    let rest = list.dynamic("rest", &wanted.rest)?;
+    let mixer = list.dynamic("mixer", &wanted.mixer)?;
+    if let Named::Unit(accelerator) = mixer {
+        assignment.mixer = accelerator.index;
+        assign(module, placed, accelerator, Role::Mixer, "requested by `placement.mixer`")?;
+    }
+    let mut taken = BTreeMap::new();
+    for role in [Role::Attention, Role::Mixer] {
+        *taken.entry(assignment.memory(assignment.of_role(role))).or_default() += states(module, role);
+    }
+    let mut leaving = Leaving { module, list, wanted, named, layers: placed.experts.len(), taken };
+    for layer in 0..leaving.layers {
+        let table = &placed.experts[layer];
+        let choice = leaving.choose(layer, table, loads, &assignment)?;
+        if let Some(accelerator) = choice.experts.first().and_then(|&(_, unit)| list.accelerator(unit)) {
+            takes_experts(module, table.layer, accelerator)?;
+        }
+        decisions.extend(leaving.decision(table, &choice));
+        take(placed, layer, &choice.experts, &mut assignment);
+    }
+    let rest = match rest {
+        Named::Unit(accelerator) => Some((accelerator, "requested by `placement.rest`")),
+        Named::Cpu => None,
+        Named::Auto => attention
+            .filter(|&accelerator| follows(module, &assignment, accelerator, mixer))
+            .map(|accelerator| (accelerator, "with all of the model")),
+    };
+    if let Some((accelerator, why)) = rest {
+        assignment.rest = accelerator.index;
+        if let Named::Auto = mixer {
+            follow(module, placed, &mut assignment, accelerator)?;
+        }
+        for (graph, node) in of_rest(module, &assignment) {
+            runs(accelerator, node)?;
+            place(placed, graph, node, accelerator.index, why);
+        }
+    }
+    expert_rows(module, placed, &assignment);
+    Ok((assignment, decisions))
+}
+
+/// Nodes of the rest that its unit computes.
+fn of_rest<'m>(
+    module: &'m Module,
+    assignment: &UnitAssignment,
+) -> impl Iterator<Item = (&'m Graph, &'m Node)> {
+    let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
+    let mixes = |n: &Node| n.scope.role().mixes_tokens();
+    nodes.filter(move |(_, n)| assignment.rest != 0 && !mixes(n) && assignment.of_node(n) == assignment.rest)
+}
+
+/// Nodes of a role.
+fn of_role(module: &Module, role: Role) -> impl Iterator<Item = (&Graph, &Node)> {
+    let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
+    nodes.filter(move |(_, n)| n.scope.role() == role)
+}
+
+/// Bytes of the states that nodes of a role read. A cache is counted in f32, which no format exceeds.
+fn states(module: &Module, role: Role) -> u64 {
+    let read = |i: &Operand| if let Operand::State(s) = i { Some(*s) } else { None };
+    let read: BTreeSet<StateId> =
+        of_role(module, role).flat_map(|(_, n)| n.inputs.iter().filter_map(read)).collect();
+    let bytes = read.iter().filter_map(|s| module.states.get(s.0 as usize)).map(|s| s.ty.bytes() as u64);
+    bytes.sum()
+}
+
+/// Gives mixers the unit of the rest, or says which of their operators it does not run.
+fn follow(
+    module: &Module,
+    placed: &mut Placement,
+    assignment: &mut UnitAssignment,
+    accelerator: DynamicUnit<'_>,
+) -> Result<()> {
+    let missing = of_role(module, Role::Mixer).find(|(_, n)| runs(accelerator, n).is_err());
+    let Some((_, missing)) = missing else {
+        assignment.mixer = accelerator.index;
+        return assign(module, placed, accelerator, Role::Mixer, "with the rest");
+    };
+    let why = format!("`{}` does not run `{}`", accelerator.unit.name, missing.op.name());
+    for (graph, node) in of_role(module, Role::Mixer) {
+        place(placed, graph, node, assignment.mixer, &why);
+    }
+    Ok(())
+}
+
+/// Whether the rest goes with attention: the unit has all experts, its memory holds the model, and it runs all of it.
+fn follows(
+    module: &Module,
+    assignment: &UnitAssignment,
+    accelerator: DynamicUnit<'_>,
+    mixer: Named<'_>,
+) -> bool {
+    let there = UnitAssignment { rest: accelerator.index, ..assignment.clone() };
+    let mut mixers = of_role(module, Role::Mixer);
+    let mixes = match mixer {
+        Named::Unit(unit) => unit.index == accelerator.index,
+        Named::Auto => mixers.all(|(_, node)| runs(accelerator, node).is_ok()),
+        Named::Cpu => mixers.next().is_none(),
+    };
+    let layers = module.entries.iter().flat_map(|g| &g.nodes);
+    let mut experts = layers.filter(|n| matches!(n.op, Op::ExpertFfn { .. } | Op::NeuronFfn { .. }));
+    let weights: u64 = module.weights.iter().map(stored).sum();
+    let states: u64 = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
+    mixes
+        && experts.all(|n| there.whole(n.scope.layer).is_some())
+        && weights.saturating_add(states) <= most(assignment, accelerator.index)
+        && of_rest(module, &there).all(|(_, node)| runs(accelerator, node).is_ok())
+        && backends::gpu_kernels(accelerator.backend.name()).is_some()
+}
+
+/// Bytes of a weight as it is stored.
+fn stored(weight: &Weight) -> u64 {
+    let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+    let rows = weight.shape.iter().product::<usize>() / cols;
+    (weight.format.row_bytes(cols) * rows) as u64
+}
+
+/// Takes no more than `budget` bytes of the memory of an accelerator, the first where none is named.
+///
+/// # Errors
+/// There is no such memory.
+fn promise(
+    assignment: &mut UnitAssignment,
+    list: &UnitList<'_>,
+    named: Option<u32>,
+    budget: u64,
+) -> Result<()> {
+    let unit = named.or(list.accelerators.first().map(|f| f.index)).unwrap_or(0);
+    let memory = assignment.memory(unit) as usize;
+    let of = assignment.memories.get_mut(memory).filter(|_| memory > 0).ok_or_else(|| {
+        Error::input(format!(
+            "`device_budget` under `[memory]`, and `{}` has no memory but its own",
+            list.device.name
+        ))
+        .because("it is for the memory of a GPU")
+        .hint("`budget` under `[memory]` is that of the CPU's")
+    })?;
+    of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
+    Ok(())
+}
+
+/// Bytes of experts that the memory of a unit takes: a tenth is left for activations.
+fn most(assignment: &UnitAssignment, unit: u32) -> u64 {
+    let capacity = assignment.memories.get(assignment.memory(unit) as usize).and_then(|m| m.capacity);
+    capacity.map_or(u64::MAX, |c| c - c / 10)
+}
+
+/// Moves experts of a table to their units.
+fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], assignment: &mut UnitAssignment) {
+    let Some(table) = placed.experts.get_mut(layer) else { return };
+    for &(expert, unit) in chosen {
+        if let Some(row) = table.experts.get_mut(expert as usize) {
+            row.unit = unit;
+        }
+    }
+    if chosen.is_empty() {
+        return;
+    }
+    regroup(table);
+    // What a static graph computes is not among the rows that are left.
+    let allowed = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
+    let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| allowed(u)).collect();
+    // Experts of static graphs are the CPU's where their rows do not pay for a launch.
+    units.extend(table.experts.iter().any(|row| !allowed(row.unit)).then_some(0));
+    units.sort_unstable();
+    units.dedup();
+    let start = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+    let starts = table.experts.iter().map(|row| start(row.unit)).collect();
+    assignment.experts.layers.push(ExpertLayer {
+        layer: table.layer,
+        units,
+        starts,
+        ..ExpertLayer::default()
+    });
+}
+
+/// Says where the experts of a layer start.
+pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
+    let Some(table) = placed.experts.iter_mut().find(|t| t.layer == of.layer) else { return };
+    for (row, &at) in table.experts.iter_mut().zip(&of.starts) {
+        row.unit = of.units.get(at as usize).copied().unwrap_or(0);
+    }
+    regroup(table);
+}
+
+/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the CPU's, the
+/// experts that have moved become groups of their own, after all others.
+fn regroup(table: &mut ExpertTable) {
+    for index in 0..table.groups.len() {
+        let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
+        let group = &table.groups[index];
+        let bytes = group.bytes / group.experts.len().max(1) as u64;
+        let mut by_unit: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        group.experts.iter().for_each(|e| by_unit.entry(unit(e)).or_default().push(*e));
+        // The first part takes the place of the whole.
+        let stay = if by_unit.contains_key(&group.unit) {
+            group.unit
+        } else {
+            by_unit.keys().next().copied().unwrap_or(0)
+        };
+        for (unit, experts) in by_unit {
+            let (like, count) = (table.groups[index].clone(), experts.len() as u64);
+            let part = ExpertGroup { unit, experts, bytes: bytes * count, ..like };
+            let at = if unit == stay { index } else { table.groups.len() };
+            for &e in &part.experts {
+                table.experts[e as usize].group = at as u32;
+            }
+            if unit == stay {
+                table.groups[at] = part;
+            } else {
+                table.groups.push(part);
+            }
+        }
+    }
+}
+
+/// One expert of a layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Size {
+    /// Numbers of its matrices.
+    weights: u64,
+    /// Bytes of these as they are stored.
+    pub(super) bytes: u64,
+    /// Channels of its rows.
+    pub(super) hidden: usize,
+}
+
+/// The experts of a layer.
+pub(super) fn size(module: &Module, layer: u32) -> Size {
+    let graph = module.entries.first();
+    let node = graph.and_then(|g| {
+        g.nodes.iter().find(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }))
+    });
+    let Some((graph, node)) = graph.zip(node) else { return Size::default() };
+    let mut size =
+        Size { hidden: node.outputs.first().map_or(0, |&v| graph.ty(v).cols()), ..Size::default() };
+    let weights = node.inputs.iter().filter_map(|i| if let Operand::Weight(w) = i { Some(*w) } else { None });
+    for weight in weights.map(|w: WeightId| module.weight(w)) {
+        let numbers: usize = weight.shape.iter().skip(1).product();
+        let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+        size.weights += if weight.shape.len() > 2 { numbers as u64 } else { 0 };
+        size.bytes += (weight.format.row_bytes(cols) * (numbers / cols)) as u64;
+    }
+    size
+}
+
+/// Whether a unit runs an operator.
+///
+/// # Errors
+/// That it does not, naming both.
+fn runs(accelerator: DynamicUnit<'_>, node: &Node) -> Result<()> {
+    let (op, unit) = (node.op.name(), &accelerator.unit.name);
+    if accelerator.unit.is_legal(op) && accelerator.backend.takes(&node.op) {
+        return Ok(());
+    }
+    Err(Error::limit(format!("`{unit}` does not run `{op}` of `{}`", node.scope))
+        .hint("leave it on the CPU: `\"auto\"` or `\"cpu\"` under `[placement]`"))
+}
+
+/// Gives the nodes of a role in all layers to a unit.
+fn assign(
+    module: &Module,
+    placed: &mut Placement,
+    accelerator: DynamicUnit<'_>,
+    role: Role,
+    why: &str,
+) -> Result<()> {
+    for (graph, node) in of_role(module, role) {
+        runs(accelerator, node)?;
+        place(placed, graph, node, accelerator.index, why);
+    }
+    Ok(())
+}
+
+/// Says where a node runs, and why.
+fn place(placed: &mut Placement, graph: &Graph, node: &Node, unit: u32, why: &str) {
+    let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
+    list(placed, OpPlace { entry, scope, op, unit, nodes: 0, why: why.to_owned() });
+}
+
+/// Whether a unit runs the experts of a layer.
+pub(super) fn takes_experts(module: &Module, layer: u32, accelerator: DynamicUnit<'_>) -> Result<()> {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let of = nodes.filter(|n| n.scope.layer == Some(layer));
+    if of.clone().any(|n| matches!(n.op, Op::ZeroExperts { .. })) {
+        return Err(Error::limit(format!("layer {layer} has experts that compute nothing"))
+            .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
+    }
+    of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(accelerator, n))
+}
+
+/// Says which units run experts.
+pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &UnitAssignment) {
+    for graph in &module.entries {
+        for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
+            let Some((_, of)) = assignment.experts.of_layer(node.scope.layer) else { continue };
+            for &unit in &of.units {
+                let why = match (&assignment.experts.policy, unit) {
+                    (ExpertPolicy::Fixed, 0) => "experts that stay",
+                    (ExpertPolicy::Fixed, _) => "experts that live there",
+                    _ => ASSIGNED,
+                };
+                list(
+                    placed,
+                    OpPlace {
+                        entry: graph.kind,
+                        scope: node.scope.any_layer(),
+                        op: node.op.name().to_owned(),
+                        unit,
+                        nodes: 0,
+                        why: why.to_owned(),
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the CPU's.
+fn list(placed: &mut Placement, row: OpPlace) {
+    let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
+    if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {
+        found.nodes += 1;
+        return;
+    }
+    placed.ops.retain(|o| !(same(o) && o.unit == 0 && o.op != "expert_ffn"));
+    placed.ops.push(OpPlace { nodes: 1, ..row });
+}
+
+/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
+///
+/// # Errors
+/// More experts than a plan can hold.
+pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
+    let mut tables = Vec::new();
+    for node in &graph.nodes {
+        if let Op::Router(desc) = &node.op {
+            let experts = (0..desc.experts)
+                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
+                .collect::<Result<_>>()?;
+            tables.push(ExpertTable {
+                layer: node.scope.layer.unwrap_or(int(tables.len())?),
+                k: int(desc.k)?,
+                tiers: Vec::new(),
+                expected: None,
+                groups: Vec::new(),
+                experts,
+            });
+        }
+    }
+    Ok(tables)
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+}

@@ -1,0 +1,355 @@
+//! Experts that the CPU and a unit with cache frames divide while the plan runs (HybriMoE, §IV): who can run them, what that
+//! costs, and, in pass `size_gpu_expert_cache`, how many frames there are and who begins in them.
+//!
+//! All experts lie where the CPU reads them. The memory of one other unit holds some of them besides, in frames that all layers
+//! share; [`moec_runtime::schedule`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
+//! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
+//! CPU and on the link between them.
+//!
+//! A frame is a promise, as `[memory] budget` is: `size_gpu_expert_cache` stands at the end, since what all else takes of the other memory is known
+//! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
+//! ([`mod@moec_sim::resident`]).
+
+use super::assign_units::{UnitAssignment, expert_rows, expert_tables, settle, size, takes_experts};
+use super::plan_expert_schedule::{alike, curve, window_us, without_costs};
+use super::size_expert_cache::routers;
+use crate::decisions::Decision;
+use moec_base::error::{Error, Result};
+use moec_config::UnitSetting;
+use moec_costs::units::{DynamicUnit, UnitList};
+use moec_ir::Module;
+use moec_ir::placement::Placement;
+use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPolicy, Plan};
+use moec_profile::Profile;
+use moec_runtime::offload::cache::{Key, Setting};
+use moec_runtime::schedule::{Keeps, System};
+use moec_sim::cache::Trace;
+use moec_sim::resident::{Prices, resident};
+use moec_sim::systems::{self, MOEC};
+
+/// Of the cache frames that stay for good, one in so many is for those that pass through.
+const PASSING: usize = 4;
+
+/// The unit with cache frames.
+fn hot<'a>(list: &UnitList<'a>, options: &moec_config::PlacementConfig) -> Result<DynamicUnit<'a>> {
+    let named = list.named("experts", &options.experts)?;
+    let found = match named {
+        Some(index) => list.accelerator(index),
+        None => list.accelerators.first().copied(),
+    };
+    let name = options.policy.map_or_else(String::new, systems::key);
+    let accelerator = found.ok_or_else(|| {
+        Error::input(format!(
+            "`policy = \"{name}\"` under `[placement]`, and `{}` has no unit for it",
+            list.device.name
+        ))
+        .because(
+            "it divides experts between the CPU and a unit with dynamic shapes, with a memory of its own",
+        )
+        .hint("take a target with a GPU (`moec targets`), or leave `policy` out")
+    })?;
+    if list.has_ndp_dimms {
+        return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
+            .because("with NDP DIMMs, experts are assigned by TriMoE's schedule")
+            .hint(
+                "leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works",
+            ));
+    }
+    Ok(accelerator)
+}
+
+/// Checks that a device has what `policy` under `[placement]` requires, before a model is read: a unit with cache frames, and the cost
+/// of an expert there and on the CPU.
+///
+/// # Errors
+/// What the device lacks.
+pub fn check(list: &UnitList<'_>, options: &moec_config::PlacementConfig) -> Result<()> {
+    if options.policy.is_none_or(|system| system.keeps == Keeps::Layers) {
+        return Ok(());
+    }
+    let units = [list.device.units.first(), Some(hot(list, options)?.unit)];
+    let silent = units.into_iter().flatten().find(|unit| curve(list.device, unit, 1.0).is_none());
+    silent.map_or(Ok(()), |unit| Err(without_costs(list.device, unit)))
+}
+
+/// Gives every layer of experts two units that share frames; [`size_gpu_expert_cache`] says which experts begin in one.
+///
+/// # Errors
+/// A device without such a unit, or one that does not say what experts cost; layers that differ.
+pub fn plan_gpu_expert_cache(
+    module: &Module,
+    placement: &mut Option<Placement>,
+    assignment: &mut UnitAssignment,
+    list: &UnitList<'_>,
+    config: &moec_config::Config,
+) -> Result<()> {
+    let Some(system) = config.placement.policy else { return Ok(()) };
+    let hot = hot(list, &config.placement)?;
+    let Some((experts, expert)) = alike(module)? else { return Ok(()) };
+    let device = list.device;
+    let own = assignment.memory(hot.index);
+    let (host, there) =
+        device.cpu_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
+            Error::limit(format!("`{}` works in the CPU's memory", hot.unit.name))
+                .because("it would find all experts there, and needs no frames")
+                .hint("leave `policy` under `[placement]` out")
+        })?;
+    for &layer in &experts {
+        takes_experts(module, layer, hot)?;
+    }
+    let graph = module.entries.first().ok_or_else(|| Error::bug("experts of no graph"))?;
+    let routers = routers(graph);
+    let &(most, k, score) = routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
+    if routers.iter().any(|r| *r != (most, k, score)) || routers.len() != experts.len() {
+        return Err(Error::limit(
+            "layers whose routers choose in different ways, and frames that all of them share",
+        )
+        .hint("leave `policy` under `[placement]` out"));
+    }
+    let size = size(module, *experts.first().unwrap_or(&0));
+    let way = |bytes: f64| device.transfer_us(host, there, bytes).unwrap_or(0.0);
+    let back = device.transfer_us(there, host, 0.0).unwrap_or(0.0);
+    let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| without_costs(device, unit));
+    let cpu = device.units.first().ok_or_else(|| Error::bug("a device without a CPU"))?;
+    let units = vec![0, hot.index];
+    let placed = match placement {
+        Some(placed) => placed,
+        None => placement.insert(Placement::dynamic(expert_tables(module)?)),
+    };
+    placed.units = device.units.iter().map(|u| u.name.clone()).collect();
+    for &layer in &experts {
+        // One of each layer, until it is known how many there are.
+        let starts = (0..most).map(|e| u32::from(e == 0)).collect();
+        let of = ExpertLayer { layer, units: units.clone(), starts, ..ExpertLayer::default() };
+        settle(placed, &of);
+        assignment.experts.layers.push(of);
+    }
+    assignment.experts.policy = ExpertPolicy::Cached(Cached {
+        hot: hot.index,
+        frames: experts.len() as u32,
+        divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
+        keeps: Setting::lru().to_string(),
+        ahead: system.prediction.gates() as u32,
+        // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
+        first_us: [hot.unit.launch_us() + way(0.0) + back, cpu.launch_us(), way(0.0)],
+        k,
+        score,
+        pinned: Vec::new(),
+        costs: ExpertCosts {
+            hot: times(hot.unit)?,
+            cpu: times(cpu)?,
+            bring_us: way(size.bytes as f64) - way(0.0),
+            window_us: window_us(module, device, list.accelerator(assignment.attention))?,
+            expert_bytes: size.bytes,
+            row_bytes: 8 * size.hidden as u64,
+            ..ExpertCosts::default()
+        },
+    });
+    expert_rows(module, placed, assignment);
+    Ok(())
+}
+
+/// Options of the user.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameOptions<'a> {
+    /// System that divides.
+    pub system: &'static System,
+    /// Preferred unit of experts, with a share of all.
+    pub experts: &'a UnitSetting,
+    /// Experts of each layer in frames, on average.
+    pub cached: Option<u32>,
+    /// Microseconds that reading an expert from disk takes, where they stay there.
+    pub disk_us: f64,
+}
+
+/// Gives the frames of a plan that is final otherwise their number, and says who begins in them.
+///
+/// # Errors
+/// Fewer frames than layers.
+pub fn size_gpu_expert_cache(
+    plan: &mut Plan,
+    options: FrameOptions<'_>,
+    profile: Option<&Profile>,
+) -> Result<Option<Decision>> {
+    let Some(room) = Room::of(plan, options)? else { return Ok(None) };
+    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
+    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+    let kept = kept(plan, options, &room, trace.as_ref())?;
+    let Room { frames, memory, unit, .. } = room;
+    let ExpertPolicy::Cached(cached) = &mut plan.experts.policy else { return Ok(None) };
+    cached.frames = frames as u32;
+    cached.keeps.clone_from(&kept.keeps);
+    cached.pinned = kept.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
+    cached.pinned.sort_unstable();
+    for (index, layer) in (0..).zip(&mut plan.experts.layers) {
+        let at = layer.units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+        for (expert, start) in (0..).zip(&mut layer.starts) {
+            *start = if kept.begin.contains(&Key { layer: index, expert }) { at } else { 0 };
+        }
+        settle(&mut plan.placement, layer);
+        if let Some(of) = plan.memories.get_mut(memory as usize) {
+            let moved = of.residents.iter_mut().filter(|r| layer.to_bring().contains(&r.segment));
+            moved.for_each(|r| r.matrices = layer.on(unit));
+        }
+    }
+    let memory = plan.memories.get(memory as usize).map_or("", |m| &m.name);
+    let system = format!("`{}`: {}; keeps `{}`", options.system.name, options.system.says, kept.keeps);
+    let decision =
+        Decision::new("size_gpu_expert_cache", &format!("cache frames in `{memory}`"), system, kept.why)
+            .with(&[
+                ("frames", frames as f64),
+                ("frame_bytes", room.each as f64),
+                ("experts", room.experts as f64),
+                ("pinned", kept.pinned.len() as f64),
+            ]);
+    Ok(Some(match room.limit {
+        Some(limit) => decision.with(&[("limit_bytes", limit as f64)]),
+        None => decision,
+    }))
+}
+
+/// Room for experts.
+struct Room {
+    /// Unit and memory of the frames.
+    unit: u32,
+    memory: u32,
+    /// Bytes that a run may take there, if that is limited, and those of a frame.
+    limit: Option<u64>,
+    each: u64,
+    frames: usize,
+    /// Layers, and experts of all of them.
+    layers: usize,
+    experts: usize,
+}
+
+impl Room {
+    fn of(plan: &Plan, options: FrameOptions<'_>) -> Result<Option<Self>> {
+        let Some(unit) = plan.experts.policy.cached().map(|c| c.hot) else { return Ok(None) };
+        let memory = plan.memory_of(unit);
+        let decl = plan.memories.get(memory as usize).ok_or_else(|| Error::bug("frames of no memory"))?;
+        let layers = &plan.experts.layers;
+        let first = layers.first().ok_or_else(|| Error::bug("a cache of frames without layers"))?;
+        let piece = |&segment: &u32| {
+            let resident = decl.residents.iter().find(|r| r.segment == segment)?;
+            resident.piece_bytes(plan.segments.get(segment as usize)?)
+        };
+        let each: Option<u64> = first.to_bring().iter().map(piece).sum();
+        let peak = each.and_then(|each| Some((each, plan.peak(memory, 1)?)));
+        let (each, peak) = peak.ok_or_else(|| Error::limit("experts past what a memory can hold"))?;
+        let layers = layers.len();
+        let experts = layers * first.starts.len();
+        let fixed = peak.saturating_sub(each * layers as u64);
+        let limit = decl.capacity;
+        let fit = limit.map_or(u64::MAX, |limit| limit.saturating_sub(fixed) / each.max(1));
+        let share = match options.experts {
+            UnitSetting::Share(_, percent) => (experts * usize::from(*percent)).div_ceil(100),
+            _ => experts,
+        };
+        let cached = options.cached.map_or(usize::MAX, |n| n as usize * layers);
+        let frames = share.min(cached).min(usize::try_from(fit).unwrap_or(usize::MAX)).min(experts);
+        if frames < layers {
+            return Err(Error::input(format!("{frames} frames are too few for {layers} layers of experts"))
+                .because("each layer begins with an expert in a frame")
+                .hint(
+                    "request a larger share in `experts` under `[placement]`, or for a `cached` of 1 or more",
+                ));
+        }
+        Ok(Some(Self { unit, memory, limit, each, frames, layers, experts }))
+    }
+}
+
+/// Initial and pinned experts of frames, and the reason.
+struct InitialExperts {
+    begin: Vec<Key>,
+    pinned: Vec<Key>,
+    keeps: String,
+    why: String,
+}
+
+fn kept(
+    plan: &Plan,
+    options: FrameOptions<'_>,
+    room: &Room,
+    trace: Option<&Trace>,
+) -> Result<InitialExperts> {
+    let (frames, each) = (room.frames, room.experts / room.layers.max(1));
+    let keys =
+        (0..each).flat_map(|e| (0..room.layers).map(move |l| Key { layer: l as u16, expert: e as u16 }));
+    let mut popular: Vec<Key> = keys.collect();
+    if let Some(trace) = trace {
+        let uses = moec_sim::cache::uses(trace);
+        let of = |k: &Key| uses.get(usize::from(k.layer) * each + usize::from(k.expert)).copied();
+        popular.sort_by_key(|k| std::cmp::Reverse(of(k)));
+    }
+    let seen =
+        if trace.is_some() { "the profile used most" } else { "come first, since no routing was recorded" };
+    let choice = match (trace, options.system.keeps) {
+        (Some(trace), Keeps::Cache(_)) if options.system.name == MOEC.name && trace.tokens() > 1 => {
+            let host = plan.paging.as_ref().map_or(room.experts as u64, |p| u64::from(p.frames));
+            let found = resident(trace, [host, frames as u64], &prices(plan, options))
+                .map_err(|e| Error::bug(e.to_string()))?;
+            let [us, fixed] = [found.held_out, found.held_out_fixed].map(|u| u.us(&prices(plan, options)));
+            let uses = found.held_out;
+            let all = (uses.gpu + uses.host + uses.disk).max(1);
+            let why = format!(
+                "replays of the profile: `{}` with {} % for good; on routing that it was not chosen on {:.0} % of the uses are in a frame, \
+                 and experts take {:.2} of the time that the hottest take who never change",
+                found.setting,
+                found.share,
+                100.0 * uses.gpu as f64 / all as f64,
+                us / fixed.max(f64::MIN_POSITIVE)
+            );
+            Some((found.pinned, found.setting.to_string(), why))
+        }
+        _ => None,
+    };
+    // Experts that replays pin, one of every layer, then the hottest.
+    let mut begin: Vec<Key> = choice.iter().flat_map(|c| &c.0).copied().collect();
+    let held = |begin: &[Key], layer: u16| begin.iter().any(|k| k.layer == layer);
+    let lacking = (0..room.layers as u16).filter(|&l| !held(&begin, l)).collect::<Vec<_>>();
+    begin.truncate(frames - lacking.len());
+    for layer in (0..room.layers as u16).filter(|l| !begin.iter().any(|k| k.layer == *l)).collect::<Vec<_>>()
+    {
+        begin.extend(popular.iter().find(|k| k.layer == layer));
+    }
+    for key in popular {
+        if begin.len() >= frames {
+            break;
+        }
+        if !begin.contains(&key) {
+            begin.push(key);
+        }
+    }
+    Ok(match (choice, options.system.keeps) {
+        (Some((pinned, keeps, why)), _) => {
+            let pinned = pinned.into_iter().filter(|k| begin.contains(k)).collect();
+            InitialExperts { begin, pinned, keeps, why }
+        }
+        (None, Keeps::Cache(keeps)) => {
+            let setting: Setting = keeps.parse().map_err(|_| Error::bug("an invalid policy"))?;
+            let why = format!("frames begin with those that {seen}; `{keeps}` keeps the others that come");
+            InitialExperts { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
+        }
+        (None, _) => {
+            let passing = if systems::passes(options.system) { (frames / PASSING).max(1) } else { 0 };
+            let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
+            let why = format!(
+                "{} stay for good, those that {seen}; {passing} frames are for others that pass",
+                pinned.len()
+            );
+            InitialExperts { begin, pinned, keeps: Setting::lru().to_string(), why }
+        }
+    })
+}
+
+/// Costs of uses, of one row each.
+fn prices(plan: &Plan, options: FrameOptions<'_>) -> Prices {
+    let first = |points: &[(u32, f64)]| points.first().map_or(0.0, |p| p.1);
+    let times = plan.experts.policy.costs();
+    Prices {
+        gpu: times.map_or(0.0, |t| first(&t.hot)),
+        host: times.map_or(0.0, |t| first(&t.cpu)),
+        disk: options.disk_us,
+        transfer: times.map_or(0.0, |t| t.bring_us),
+    }
+}

@@ -1,0 +1,117 @@
+//! GPU kernels, of units that launch their own in place of the CPU's.
+
+use super::entry::{Builder, Placed};
+use super::int;
+use crate::memory::aligned;
+use moec_base::error::{Error, Result};
+use moec_cpu::{NodeView, Selection, Work};
+use moec_ir::plan::{Builtin, CacheOrder, Code, GpuKernel, Grid};
+use moec_ir::{Graph, Module, Node, Operand};
+
+/// Rows that a matrix of a node multiplies at once: of an expert the average that it gets of a call.
+fn rows(module: &Module, graph: &Graph, node: &Node) -> usize {
+    match node.inputs.get(2) {
+        Some(&Operand::Weight(w)) if node.op.expert_ffn().is_some() => {
+            graph.ty(node.outputs[0]).rows().div_ceil(module.weight(w).matrices().max(1))
+        }
+        _ => graph.kind.rows(),
+    }
+}
+
+impl Builder<'_> {
+    /// Kernels for a node on a unit.
+    ///
+    /// # Errors
+    /// An operator that the unit has none for.
+    pub(super) fn select(&self, unit: u32, view: &NodeView<'_>, node: &Node) -> Result<Selection> {
+        let (selected, name) = match self.threads.get(&unit) {
+            Some(threads) => (threads.select(view), &*self.assignment.units[unit as usize].name),
+            None => (self.target.select(view), self.target.name()),
+        };
+        selected.map_err(|e| {
+            Error::limit(format!("target `{name}` cannot run `{}` in `{}`", node.op.name(), node.scope))
+                .because(e)
+        })
+    }
+
+    /// The code of some work on a unit, and its work items.
+    ///
+    /// # Errors
+    /// A kernel that there is none of for the threads of the unit.
+    pub(super) fn code(
+        &mut self,
+        unit: u32,
+        work: &Work,
+        place: &Placed<'_>,
+        graph: &Graph,
+    ) -> Result<(Code, Grid)> {
+        let Some(threads) = self.threads.get(&unit) else {
+            return match work {
+                Work::Kernel(spec) => {
+                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
+                    Ok((Code::Kernel(self.kernel(spec)?), self.target.grid(spec)))
+                }
+                Work::Builtin(builtin) => Ok((Code::Builtin(*builtin), Grid::One)),
+            };
+        };
+        let name = &self.assignment.units[unit as usize].name;
+        let refused = || {
+            Error::limit(format!("`{name}` cannot run `{}` in `{}`", place.node.op.name(), place.node.scope))
+        };
+        let kernel = threads.kernel_of(work, rows(self.module, graph, place.node)).ok_or_else(refused)?;
+        let launch = threads.launch(&kernel).map_err(|e| {
+            refused()
+                .because(e)
+                .hint("leave it to the CPU under `[placement]`, or choose another format for what it reads")
+        })?;
+        let grid = threads.grid(&kernel);
+        let artifact = format!("artifacts/{name}.ptx");
+        let symbol = kernel.symbol();
+        let known = self.launches.iter().position(|k| (k.unit, &k.symbol) == (unit, &symbol));
+        let index = known.unwrap_or(self.launches.len());
+        if known.is_none() {
+            let (operands, results) = (int(kernel.operands())?, kernel.results());
+            self.launches.push(GpuKernel { unit, artifact, symbol, operands, results, launch });
+            self.gpu_kernels.push(kernel);
+        }
+        Ok((Code::Builtin(Builtin::Launch { kernel: int(index)? }), grid))
+    }
+
+    /// Order of a tensor of the KV cache in a memory: that of the unit whose memory it is.
+    pub(super) fn cache_order(&self, memory: u32, values: bool) -> CacheOrder {
+        let threads =
+            self.threads.iter().find(|&(&unit, _)| self.assignment.memory(unit) == memory && memory > 0);
+        threads.map_or_else(|| self.target.cache_order(values), |(_, threads)| threads.cache_order())
+    }
+
+    /// Refuses what no unit with kernels of its own can share with others: experts that change their unit while the plan runs, or
+    /// that stay on disk, lie as the CPU reads them.
+    ///
+    /// # Errors
+    /// Such a plan.
+    pub(super) fn check_threads(&self) -> Result<()> {
+        let Some(kernel) = self.launches.first() else { return Ok(()) };
+        let name = &self.assignment.units[kernel.unit as usize].name;
+        let refused = |what: &str, hint: &str| {
+            Err(Error::limit(format!("{what} beside `{name}`, which launches kernels of its own"))
+                .because("its weights lie in rows, and those that others read in panels")
+                .hint(hint))
+        };
+        let policy = &self.assignment.experts.policy;
+        let mut units = self.assignment.experts.layers.iter().flat_map(|l| &l.units);
+        let beside = units.any(|u| self.threads.contains_key(u));
+        if beside && self.paged && policy.cached().is_none() {
+            return refused(
+                "experts that stay on disk",
+                "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",
+            );
+        }
+        if policy.cold().is_some() {
+            return refused(
+                "experts that are assigned anew in every step",
+                "take a unit that runs the CPU's kernels",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,306 @@
+//! Pass `outline_graphs`: experts of the prefill that live on another unit leave the CPU's path (NPUMoE, §3.2).
+//!
+//! Routing stays where it is. What the router chose is split in two: rows that an expert's static graph has room for,
+//! and what is served here: experts without a graph and, under `spill`, rows past a capacity. Each part has its own
+//! dispatch, experts and combine, and their sums are added:
+//!
+//! ```text
+//! ids, weights = router(logits)          ids, weights = router(logits)
+//! table = dispatch(ids)                  stay, rest = limit_capacity(ids, attention's output)
+//! y = expert_ffn(x, table)        →      there = dispatch(stay);  y1 = expert_ffn(x, there) {fixed}
+//! out = combine(y, table, weights)       here = dispatch(rest);   y2 = expert_ffn(x, here)
+//!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
+//! ```
+//!
+//! The graphs stand before the experts that are served here, so that a unit which computes beside the CPU
+//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3). Their hot neurons alone
+//! may become graphs ([`super::divide`]).
+//!
+//! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
+//! makes one step of all their nodes.
+
+use super::decisions::Decision;
+use super::parts;
+use moec_backend::{GroupGraph, StaticSubgraph, SubgraphBoundary};
+use moec_base::error::{Error, Result};
+use moec_costs::units::Units;
+use moec_ir::op::LimitCapacityDesc;
+use moec_ir::placement::{Overflow, Placement};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, HotNeurons, Subgraph, SubgraphAttention};
+use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
+use std::collections::BTreeMap;
+
+/// Static graphs of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statics {
+    /// Graphs.
+    pub graphs: Vec<GraphDecl>,
+    /// Experts that they compute.
+    pub sets: Vec<ExpertSet>,
+    /// Other parts that they compute.
+    pub parts: Vec<Subgraph>,
+    /// Places of those: nodes that become one step.
+    pub calls: Vec<SubgraphCall>,
+    /// Index of the unit that executes them.
+    pub unit: u32,
+}
+
+/// Decisions of legalisation on the parts that a placement gives to the unit, where its graphs are written in operators of its own.
+pub fn legalised(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Decision> {
+    let decision = |part: StaticSubgraph| {
+        let made = part.legalised.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " ")));
+        let made: Vec<_> = made.collect();
+        let figures: Vec<_> = part.legalised.iter().map(|(name, count)| (*name, *count as f64)).collect();
+        let subject = match part.scope.layer {
+            Some(layer) => part.name.replacen(&layer.to_string(), "*", 1),
+            None => part.name,
+        };
+        let reason =
+            "linear layers run as convolutions there, and rows change their layout around chains of these";
+        let decision = Decision::new("legalise", &format!("graph `{subject}`"), made.join(", "), reason);
+        let decision = decision.with(&figures);
+        match part.scope.layer {
+            Some(layer) => decision.in_layer(layer),
+            None => decision,
+        }
+    };
+    let parts = parts::placed(module, placement, units).into_iter();
+    parts.filter(|part| !part.legalised.is_empty()).map(decision).collect()
+}
+
+/// Call of a subgraph in an entry point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubgraphCall {
+    /// Index into [`Statics::parts`].
+    pub part: u32,
+    /// Its nodes.
+    pub boundary: SubgraphBoundary,
+}
+
+impl Statics {
+    /// Graphs, sets and parts of a placement: what lives on the unit whose graphs are static.
+    ///
+    /// # Errors
+    /// A part that stands in no entry point: our bug.
+    pub fn of(module: &Module, placement: &Placement, units: &Units<'_>) -> Result<Self> {
+        let mut statics = Self { unit: units.npu_index(), ..Self::default() };
+        statics.experts(module, placement, units);
+        for part in parts::placed(module, placement, units) {
+            statics.part(module, &part, placement, units)?;
+        }
+        statics.hot(module, units);
+        Ok(statics)
+    }
+
+    /// Hot neurons of experts, where the Graph has them by themselves.
+    fn hot(&mut self, module: &Module, units: &Units<'_>) {
+        for graph in &module.entries {
+            let EntryKind::Decode(batch) = graph.kind else { continue };
+            for node in &graph.nodes {
+                let (Op::ExpertFfn { fixed: true, .. }, Some(layer), Some(&Operand::Weight(down))) =
+                    (&node.op, node.scope.layer, node.inputs.get(3))
+                else {
+                    continue;
+                };
+                let hot = Some(HotNeurons { batch, neurons: module.weight(down).cols() as u32 });
+                let graphs = units.graphs.hot_graphs(module, layer, batch);
+                let (first, capacities) = (self.graphs.len() as u32, vec![batch; graphs.len()]);
+                let group = |e| GraphGroup { graph: first + e, capacity: batch, experts: vec![e] };
+                let groups = (0..graphs.len() as u32).map(group).collect();
+                self.sets.push(ExpertSet { layer, overflow: Overflow::default(), capacities, groups, hot });
+                self.graphs.extend(graphs);
+            }
+        }
+    }
+
+    fn experts(&mut self, module: &Module, placement: &Placement, units: &Units<'_>) {
+        for table in &placement.experts {
+            let mut capacities = vec![0; table.experts.len()];
+            let mut groups = Vec::new();
+            for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == self.unit) {
+                for GroupGraph { capacity, graph } in units.graphs.group(module, table, i) {
+                    for &e in &group.experts {
+                        capacities[e as usize] = capacity;
+                    }
+                    let index = self.graphs.len() as u32;
+                    groups.push(GraphGroup { graph: index, capacity, experts: group.experts.clone() });
+                    self.graphs.push(graph);
+                }
+            }
+            if !groups.is_empty() {
+                let (layer, overflow) = (table.layer, placement.overflow);
+                self.sets.push(ExpertSet { layer, overflow, capacities, groups, hot: None });
+            }
+        }
+    }
+
+    /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
+    /// all of them or in none.
+    fn part(
+        &mut self,
+        module: &Module,
+        part: &StaticSubgraph,
+        placement: &Placement,
+        units: &Units<'_>,
+    ) -> Result<()> {
+        for boundary in parts::boundaries(part, placement, units) {
+            let graph = module.entries.iter().find(|g| g.kind == boundary.entry);
+            let graph = graph
+                .ok_or_else(|| Error::bug(format!("`{}` stands in no {}", part.name, boundary.entry)))?;
+            let mut indices = Vec::new();
+            for decl in part.graphs.iter().filter(|g| g.entry == boundary.entry).map(|g| &g.graph) {
+                // Entry points of as many rows share a function.
+                let known = self.graphs.iter().position(|d| d == decl);
+                indices.push(known.unwrap_or(self.graphs.len()) as u32);
+                if known.is_none() {
+                    self.graphs.push(decl.clone());
+                }
+            }
+            let cols = |v| graph.ty(v).cols() as u32;
+            let attention = part.attention.map(|a| SubgraphAttention {
+                angles: boundary.angles.map_or(0, cols),
+                context: a.context as u32,
+                window: a.window.map(|w| w as u32),
+                one_call_per_row: !boundary.entry.is_prefill(),
+            });
+            self.calls.push(SubgraphCall { part: self.parts.len() as u32, boundary: boundary.clone() });
+            self.parts.push(Subgraph {
+                graphs: indices,
+                inputs: cols(boundary.x),
+                outputs: cols(boundary.y),
+                attention,
+            });
+        }
+        Ok(())
+    }
+
+    /// Index of a layer's set: of whole experts, or of hot neurons for calls that decode so many rows.
+    pub fn set(&self, layer: u32, decoded: Option<u32>) -> Option<usize> {
+        self.sets.iter().position(|s| s.layer == layer && s.hot.map(|h| h.batch) == decoded)
+    }
+
+    /// The capacities of a placement without graphs: experts are bounded, and computed where all others are.
+    pub fn bounds(placement: &Placement) -> Self {
+        let set = |t: &ExpertTable| ExpertSet {
+            layer: t.layer,
+            overflow: placement.overflow,
+            capacities: t.experts.iter().map(|e| e.capacity).collect(),
+            groups: Vec::new(),
+            hot: None,
+        };
+        Self { sets: placement.experts.iter().map(set).collect(), ..Self::default() }
+    }
+}
+
+/// Rewrites the prefill of every layer that has a set. With `fixed`, static graphs compute what finds room, else the
+/// CPU does.
+///
+/// # Errors
+/// A layer without attention before its experts; one that is not of the form that `lower` gives: our bug.
+pub fn outline_graphs(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
+    let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
+    for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
+        for (&layer, set) in &sets {
+            let other_form = || Error::bug(format!("the experts of layer {layer} have another form"));
+            let routed = Routed::find(graph, layer).ok_or_else(other_form)?;
+            let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
+                Error::limit(format!("layer {layer} has no attention before its experts"))
+                    .because("which rows find room in an expert's graph is decided by what attention gave for them")
+                    .hint("set `experts = \"cpu\"` under `[placement]`: the CPU takes any number of rows")
+            })?;
+            if let Op::Dispatch { partial: true, .. } = graph.nodes[routed.dispatch].op {
+                return Err(Error::limit(format!("layer {} has experts that compute nothing", set.layer))
+                    .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
+            }
+            let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
+            patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Nodes of a layer's experts.
+pub(super) struct Routed {
+    dispatch: usize,
+    pub(super) ffn: usize,
+    pub(super) combine: usize,
+}
+
+impl Routed {
+    pub(super) fn find(graph: &Graph, layer: u32) -> Option<Self> {
+        let scope = Scope::in_layer(layer, moec_ir::Part::FFN);
+        let find = |is: fn(&Op) -> bool| graph.nodes.iter().position(|n| n.scope == scope && is(&n.op));
+        Some(Self {
+            dispatch: find(|op| matches!(op, Op::Dispatch { .. }))?,
+            ffn: find(|op| matches!(op, Op::ExpertFfn { .. }))?,
+            combine: find(|op| matches!(op, Op::Combine { .. }))?,
+        })
+    }
+}
+
+/// Result of a layer's attention, or of the mixer in its place, before it is added to anything, if that is known
+/// before node `end`. Attention may stand before the experts or beside them.
+fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
+    let own = |n: &&Node| n.scope.layer == Some(layer) && n.scope.role().mixes_tokens();
+    let mut last = graph.nodes.get(..end)?.iter().rev().find(own)?;
+    // After its own nodes stand the sums with other mixers and with the stream.
+    while let (Op::Add, Some(&Operand::Value(given))) = (&last.op, last.inputs.get(1)) {
+        match graph.def(given).and_then(|n| graph.nodes.get(n.0 as usize)).filter(own) {
+            Some(node) => last = node,
+            None => return Some(given.into()),
+        }
+    }
+    last.outputs.first().map(|&v| v.into())
+}
+
+/// Splits the experts of one layer; `salient` is what attention gave.
+fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixed: bool) -> Option<Patch> {
+    let nodes = [routed.dispatch, routed.ffn, routed.combine];
+    let [dispatch, ffn, combine] = nodes.map(|i| &graph.nodes[i]);
+    let (&Op::Dispatch { experts, .. }, &[ids]) = (&dispatch.op, dispatch.inputs.as_slice()) else {
+        return None;
+    };
+    let (&Op::ExpertFfn { glu, bias, .. }, &[out]) = (&ffn.op, combine.outputs.as_slice()) else {
+        return None;
+    };
+    let Operand::Value(chosen) = ids else { return None };
+    let types = [chosen, dispatch.outputs[0], ffn.outputs[0], out].map(|v| graph.ty(v).clone());
+    let [of_ids, of_table, of_slots, of_rows] = types;
+
+    let mut patch = Patch::new(format!("split the experts of layer {}", set.layer), graph);
+    for i in nodes {
+        patch.remove(NodeId(i as u32));
+    }
+    // What finds room has new values; the rest goes where all went before.
+    let ids_of = [patch.value(of_ids.clone()), patch.value(of_ids)];
+    let tables = [patch.value(of_table), dispatch.outputs[0]];
+    let slots = [patch.value(of_slots), ffn.outputs[0]];
+    let sums = [patch.value(of_rows.clone()), patch.value(of_rows)];
+    // What stood between the three stays before them: it depends on none of them.
+    let reads = |n: &Node| n.inputs.contains(&Operand::Value(out));
+    let reader = graph.nodes.iter().position(reads).unwrap_or(graph.nodes.len());
+    let before = NodeId(reader as u32);
+    let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
+        patch.add(before, Node { op, inputs, outputs, scope: dispatch.scope.clone() });
+    };
+    let desc =
+        LimitCapacityDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
+    push(Op::LimitCapacity(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
+    // All tables first: what reads one need not wait for another.
+    for (ids, table) in ids_of.into_iter().zip(tables) {
+        push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);
+    }
+    for ((table, y), fixed) in tables.into_iter().zip(slots).zip([fixed, false]) {
+        let mut inputs = ffn.inputs.clone();
+        *inputs.get_mut(1)? = table.into();
+        push(Op::ExpertFfn { glu, bias, fixed }, inputs, vec![y]);
+    }
+    for ((table, y), sum) in tables.into_iter().zip(slots).zip(sums) {
+        let mut inputs = combine.inputs.clone();
+        *inputs.get_mut(0)? = y.into();
+        *inputs.get_mut(1)? = table.into();
+        push(Op::Combine { partial: true }, inputs, vec![sum]);
+    }
+    push(Op::Add, sums.map(Operand::Value).to_vec(), vec![out]);
+    Some(patch)
+}

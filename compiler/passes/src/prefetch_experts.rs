@@ -1,0 +1,102 @@
+//! Pass `prefetch_experts`: layers say which experts they will read before they read them.
+//!
+//! Where experts stay on disk, a `request_experts` stands between the router's choice and the experts. It gets the router's scores,
+//! which rank the experts of its own layer for the cache (HybriMoE, eq. 3). Where one token is decoded, it also gets what
+//! the gates of the next layers say of this layer's hidden state: the residual stream changes little from layer to layer,
+//! so that their choices can be predicted (HybriMoE, §IV-C). No result changes.
+
+use moec_base::error::{Error, Result};
+use moec_ir::graph::EntryKind;
+use moec_ir::plan::MAX_REQUEST_SCORES;
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId};
+
+/// A layer with routed experts.
+struct Routed {
+    /// Its `dispatch`.
+    dispatch: usize,
+    logits: ValueId,
+    /// Operand that the logits are computed from, and the node that gives them; `None` where more than a matrix does.
+    gate: Option<(Operand, Node)>,
+}
+
+/// Puts a `request_experts` after every `dispatch`. Up to `ahead` next layers are predicted, fewer at the end.
+///
+/// # Errors
+/// A layer that is not of the form that `lower` gives: our bug.
+pub fn prefetch_experts(module: &mut Module, ahead: usize) -> Result<()> {
+    for graph in &mut module.entries {
+        let layers = routed(graph)?;
+        let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
+        let ahead = if alone { ahead.min(MAX_REQUEST_SCORES - 1) } else { 0 };
+        // From the last layer on, so that earlier places stay what they are.
+        for (i, layer) in layers.iter().enumerate().rev() {
+            let next = layers.get(i + 1..).unwrap_or_default();
+            let patch = request_layer(graph, i, layer, &next[..ahead.min(next.len())]);
+            patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Layers with routed experts, in order. Where static graphs have some of the experts, what counts is the `dispatch` of those
+/// that the CPU computes: their weights alone stay on disk.
+fn routed(graph: &Graph) -> Result<Vec<Routed>> {
+    let mut found = Vec::new();
+    let here = |node: &Node| {
+        let table = node.outputs.first().map(|&v| Operand::Value(v));
+        let fixed = |n: &Node| matches!(n.op, Op::ExpertFfn { fixed: true, .. });
+        !graph.nodes.iter().any(|n| fixed(n) && n.inputs.get(1).copied() == table)
+    };
+    let dispatches = graph.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Dispatch { .. }));
+    for (at, node) in dispatches.filter(|(_, n)| here(n)) {
+        let producer = |operand: Option<&Operand>| match operand {
+            Some(&Operand::Value(v)) => graph.def(v).map(|n| (v, &graph.nodes[n.0 as usize])),
+            _ => None,
+        };
+        // What finds room elsewhere is no choice any more.
+        let chosen = producer(node.inputs.first());
+        let chosen = match chosen {
+            Some((_, limit)) if matches!(limit.op, Op::LimitCapacity(_)) => producer(limit.inputs.first()),
+            chosen => chosen,
+        };
+        if chosen.is_some_and(|(_, node)| matches!(node.op, Op::ZeroExperts { .. })) {
+            return Err(Error::limit(format!(
+                "`{}` has experts that compute nothing: others stay in RAM",
+                node.scope
+            ))
+            .hint("leave `budget` under `[memory]` out"));
+        }
+        let logits = chosen
+            .filter(|(_, n)| matches!(n.op, Op::Router(_)))
+            .and_then(|(_, router)| producer(router.inputs.first()));
+        let (logits, gate) =
+            logits.ok_or_else(|| Error::bug(format!("`{}` dispatches without a router", node.scope)))?;
+        let x = gate.inputs.first().copied().filter(|_| matches!(gate.op, Op::Linear { .. }));
+        found.push(Routed { dispatch: at, logits, gate: x.map(|x| (x, gate.clone())) });
+    }
+    Ok(found)
+}
+
+/// Puts in the `request_experts` of layer `i`, and the gates of the `next` layers on its hidden state.
+fn request_layer(graph: &Graph, i: usize, layer: &Routed, next: &[Routed]) -> Patch {
+    let mut patch = Patch::new(format!("request_experts {i}"), graph);
+    let node = &graph.nodes[layer.dispatch];
+    let (table, scope) = (node.outputs[0], &node.scope);
+    let after = NodeId(layer.dispatch as u32 + 1);
+    let mut inputs = vec![Operand::Value(table), Operand::Value(layer.logits)];
+    let gates = next.iter().map_while(|l| l.gate.as_ref().map(|(_, gate)| (l, gate)));
+    for (next, gate) in gates.take_while(|_| layer.gate.is_some()) {
+        let Some((x, _)) = &layer.gate else { break };
+        let scores = patch.value(graph.ty(next.logits).clone());
+        let mut operands = gate.inputs.clone();
+        operands[0] = *x;
+        let (op, outputs) = (gate.op.clone(), vec![scores]);
+        patch.add(after, Node { op, inputs: operands, outputs, scope: scope.clone() });
+        inputs.push(Operand::Value(scores));
+    }
+    let requested = patch.value(graph.ty(table).clone());
+    patch.redirect(table, requested);
+    let op = Op::RequestExperts { layer: i, scores: inputs.len() - 1 };
+    patch.add(after, Node { op, inputs, outputs: vec![requested], scope: scope.clone() });
+    patch
+}

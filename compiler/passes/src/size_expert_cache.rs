@@ -1,0 +1,440 @@
+//! Pass `size_expert_cache`: how many experts memory holds, and who stays.
+//!
+//! `[memory] budget` is a promise. What every run needs is summed up first: weights outside of experts, activations, scratch
+//! of every thread, the KV cache of every slot, and room for the process itself. The rest is cache frames of one expert each: a few
+//! through which experts pass that are not kept, all others for the cache. Which policy keeps what is chosen by replaying the
+//! routing that calibration recorded (HybriMoE, §IV-D; the bound is Belady's). The same replays say how much of the cache is
+//! pinned to the hottest experts, which are read at the start and never go: what PowerInfer-2 (§4.2) does with regions of hot and
+//! cold neurons, with whole experts.
+
+use moec_base::error::{Error, Result};
+use moec_base::human;
+use moec_device::{Bandwidth, Memory};
+use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
+use moec_ir::{Graph, Op, Operand};
+use moec_profile::Profile;
+use moec_runtime::offload::cache::{Key, Setting};
+use moec_runtime::offload::disk::{BLOCK, LARGEST_BLOCK};
+use moec_sim::cache::{self, Choice, Pin, Trace, TraceError};
+
+/// Staging frames, for experts that the cache does not keep. With fewer than two nothing could be read while another is computed.
+const STAGING: u32 = 2;
+/// As above, where the policy lets misses bypass the cache.
+const STAGING_FOR_BYPASS: u32 = 4;
+/// Further staging frames, for prefetched entries.
+const PREFETCHED: u32 = 3;
+/// Cache frames for each staging frame, below which none is reserved for prefetched entries.
+const WORTHWHILE: u32 = 8;
+/// Reads of neurons that are under way at once: the most for which the rest of the memory is worth its name.
+const READS: [u64; 4] = [64, 32, 16, 8];
+/// Experts whose neurons must have room besides.
+const WORTHWHILE_READS: u64 = 8;
+/// Bytes of an address, and of what is noted of neurons that are read together.
+pub(super) const ADDRESS: u64 = 8;
+pub(super) const NOTES: u64 = 48;
+/// Fewest frames that hold experts.
+const LEAST: u32 = 1;
+/// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself. Measured: 4 MiB of
+/// `run generate` for the demo model, whose code and plan are small.
+pub(super) const PROCESS: u64 = 16 << 20;
+/// Bytes in memory for a byte of `tokenizer.json`, at the moment when it is read. Measured: 26, with 100 000 tokens.
+const TOKENIZER: u64 = 28;
+
+/// Lays the experts of `layers` out for reading: each is one piece of the file, gate and up before down, at multiples of
+/// [`BLOCK`] (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their
+/// neurons, so that the piece is the expert). Sets offset and pitch of their segments; gives the size of the file.
+///
+/// # Errors
+/// Experts past what a file can hold.
+pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
+    let too_large = || Error::limit("the experts are past what one file can hold");
+    let mut end = 0_u64;
+    for l in layers {
+        let bytes = |segments: &[Segment], s: u32| {
+            let segment = segments.get(s as usize).filter(|s| s.shape.len() == 3);
+            segment.and_then(Segment::matrix_bytes).ok_or_else(|| Error::bug("an expert without a size"))
+        };
+        let (first, second) = (bytes(segments, l.gate_up)?, bytes(segments, l.down)?);
+        let gap = first.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
+        let pitch = second.checked_next_multiple_of(BLOCK).and_then(|b| b.checked_add(gap));
+        let pitch = pitch.ok_or_else(too_large)?;
+        for (s, offset) in [(l.gate_up, end), (l.down, end.checked_add(gap).ok_or_else(too_large)?)] {
+            let segment = &mut segments[s as usize];
+            (segment.offset, segment.pitch) = (offset, pitch);
+        }
+        let all = pitch.checked_mul(u64::from(l.experts)).ok_or_else(too_large)?;
+        end = end.checked_add(all).ok_or_else(too_large)?;
+    }
+    let last = layers.last().and_then(|l| segments.get(l.down as usize)).and_then(Segment::end);
+    Ok(last.unwrap_or(0))
+}
+
+/// Routers of a graph in order: experts, experts per token, scores.
+pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
+    let routers = graph.nodes.iter().filter_map(|n| n.op.router());
+    routers.map(|d| (d.experts as u32, d.k as u32, d.score)).collect()
+}
+
+/// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
+pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
+    let matrices = matches!(
+        (op, operand),
+        (Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }, 2 | 3)
+            | (Op::NeuronFfn { .. }, 2)
+            | (Op::NeuronFfn { predict: Some(_), .. }, 3..=5)
+    );
+    matrices && matches!(input, Operand::Weight(_))
+}
+
+/// A plan before `size_expert_cache`: its layers, with no promise and no frames but those that it cannot do without.
+pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
+    let checksums = vec![0; layers.iter().map(|l| 2 * l.experts as usize).sum()];
+    Paging {
+        budget: u64::MAX,
+        threads: 1,
+        resident: 0,
+        process: 0,
+        frame_bytes,
+        frames: LEAST,
+        staging: STAGING,
+        block_bytes: LARGEST_BLOCK,
+        policy: Setting::lru().to_string(),
+        pinned: Vec::new(),
+        neurons: 0,
+        layers,
+        checksums,
+        uses: Vec::new(),
+    }
+}
+
+/// As [`lay_out`], for neurons: gates stay where they are, and up and down of each are one read or share one with their
+/// neighbours (PowerInfer-2, §4.4). Gives as well what a frame holds: neurons, and bytes.
+///
+/// # Errors
+/// Neurons past what a file can hold, or of layers that lie differently.
+pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<(u64, NeuronFrame)> {
+    let too_large = || Error::limit("the experts are past what one file can hold");
+    let mut end = 0;
+    let mut frame: Option<NeuronFrame> = None;
+    // Gates first: they are resident.
+    for l in layers {
+        let gate = segments.get_mut(l.gate_up as usize).ok_or_else(|| Error::bug("gates of no segment"))?;
+        gate.offset = end;
+        end = gate.end().ok_or_else(too_large)?.next_multiple_of(ALIGN);
+    }
+    for l in layers {
+        let up_down = segments.get_mut(l.down as usize).ok_or_else(|| Error::bug("neurons of no segment"))?;
+        let bundle =
+            up_down.up_down().ok_or_else(|| Error::bug("neurons that do not lie as they are read"))?;
+        let neurons = bundle.read_together();
+        let least = up_down.extents().1.div_ceil(neurons as u32);
+        let own =
+            NeuronFrame { neurons: neurons as u32, bytes: (bundle.up_down_bytes() * neurons) as u64, least };
+        let all = frame.get_or_insert(own);
+        all.least = all.least.max(least);
+        if (all.neurons, all.bytes) != (own.neurons, own.bytes) {
+            return Err(Error::limit(
+                "layers have experts of different formats, which neurons on disk cannot",
+            )
+            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+        }
+        let bytes = up_down.matrix_bytes().ok_or_else(too_large)?;
+        let read = neurons as u64 * bundle.up_down_pitch() as u64;
+        up_down.offset = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
+        up_down.pitch = bytes.checked_next_multiple_of(read.max(BLOCK)).ok_or_else(too_large)?;
+        end = up_down.end().ok_or_else(too_large)?;
+    }
+    let frame = frame.ok_or_else(|| Error::bug("neurons of no layer"))?;
+    Ok((end, frame))
+}
+
+/// Contents of a frame of neurons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeuronFrame {
+    /// Neurons.
+    pub neurons: u32,
+    /// Bytes of up and down of all of them.
+    pub bytes: u64,
+    /// Frames that any expert fits into.
+    pub least: u32,
+}
+
+/// Bytes of a frame that holds any expert.
+pub fn frame_bytes(segments: &[Segment], layers: &[PagedLayer]) -> u64 {
+    let pitch = |l: &PagedLayer| segments.get(l.gate_up as usize).map_or(0, |s| s.pitch);
+    layers.iter().map(pitch).max().unwrap_or(0).max(BLOCK)
+}
+
+/// Options of the user.
+#[derive(Clone, Copy, Debug)]
+pub struct PagingOptions<'a> {
+    /// Bytes that a run may take.
+    pub budget: u64,
+    /// Threads of a run.
+    pub threads: u32,
+    /// Bytes of `tokenizer.json`.
+    pub tokenizer: u64,
+    /// Policy by name with parameters; `None`: the one that reads least.
+    pub policy: Option<&'a str>,
+    /// Share of the cache for experts that never go.
+    pub pin: Pin,
+    /// Layers ahead whose experts are read before they are requested.
+    pub prefetch: u32,
+    /// Memory where the weights will be.
+    pub disk: Option<&'a Memory>,
+}
+
+/// Share of the best rate that makes a block good enough: smaller ones leave room between reads for urgent ones.
+const GOOD_ENOUGH: f64 = 0.97;
+
+/// Bytes of a read: the smallest block of the device's bandwidth table that is read nearly as fast as any (PowerInfer-2,
+/// §2.3.2). The largest where no table says.
+pub fn block_bytes(disk: Option<&Memory>) -> u32 {
+    let rows = disk.map_or(&[][..], |m| &m.bandwidth);
+    let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b.is_multiple_of(BLOCK);
+    let rows = rows.iter().filter(|b| fits(b.block_bytes));
+    let best = rows.clone().map(Bandwidth::rate).fold(0.0, f64::max);
+    let good = rows.filter(|b| best > 0.0 && b.rate() >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();
+    good.and_then(|b| u32::try_from(b).ok()).unwrap_or(LARGEST_BLOCK)
+}
+
+/// Choices, for `moec explain`.
+#[derive(Clone, Debug)]
+pub struct Paged {
+    /// The replays, where routing was recorded and no policy is named.
+    pub choice: Option<Choice>,
+}
+
+/// Fills the frames of a plan that is final otherwise.
+///
+/// # Errors
+/// A budget that cannot work, with the smallest that can; a policy that does not exist; pins without recorded routing.
+pub fn size_expert_cache(
+    plan: &mut Plan,
+    options: PagingOptions<'_>,
+    profile: Option<&Profile>,
+) -> Result<Paged> {
+    let sums = sums(plan, options);
+    if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
+        return size_neuron_cache(plan, options, &sums);
+    }
+    let elsewhere = plan.elsewhere();
+    let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
+    let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
+    let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
+    let fixed = sums.resident().saturating_add(sums.process);
+    let frames = |staging: u32| {
+        let rest = options.budget.checked_sub(fixed)? / paging.frame_bytes;
+        let frames = u32::try_from(rest.checked_sub(u64::from(staging))?).unwrap_or(u32::MAX);
+        (frames >= LEAST).then_some(frames.min(experts.max(LEAST)))
+    };
+    let too_small = || {
+        let least = fixed + u64::from(LEAST + STAGING) * paging.frame_bytes;
+        too_small(options.budget, &sums, least)
+    };
+    let capacity = frames(STAGING).ok_or_else(too_small)?;
+    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
+    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+    let PinnedExperts { policy, percent, pinned, choice } =
+        kept(options, trace.as_ref(), u64::from(capacity))?;
+    let bypasses = policy.to_string().contains("bypass=1");
+    let passing = if bypasses { STAGING_FOR_BYPASS } else { STAGING };
+    let prefetched = if options.prefetch > 0 { PREFETCHED } else { 0 };
+    // What is read ahead must not take much of the cache.
+    let usual = passing + prefetched;
+    let staging = [if capacity >= WORTHWHILE * usual { usual } else { passing }, passing, STAGING];
+    let (staging, frames) =
+        staging.into_iter().find_map(|staging| Some((staging, frames(staging)?))).ok_or_else(too_small)?;
+    paging.budget = options.budget;
+    paging.threads = options.threads;
+    (paging.resident, paging.process) = (sums.resident(), sums.process);
+    (paging.frames, paging.staging) = (frames, staging);
+    paging.block_bytes = block_bytes(options.disk);
+    paging.policy = policy.to_string();
+    // With frames for those that bypass the cache it is smaller than it was for the replays.
+    let most = u64::from(frames) * u64::from(percent) / 100;
+    // The replays know of one memory. What another one holds is neither read at the start nor kept.
+    let mut uses = trace.as_ref().map(cache::uses).unwrap_or_default();
+    let keys = (0..).zip(&paging.layers).flat_map(|(l, layer)| (0..layer.experts).map(move |e| (l, e)));
+    for (n, (layer, expert)) in uses.iter_mut().zip(keys) {
+        *n = if lives_elsewhere(layer, expert) { 0 } else { *n };
+    }
+    let keys = pinned.iter().map(|k| (u32::from(k.layer), u32::from(k.expert)));
+    let pinned =
+        keys.filter(|&(layer, expert)| !lives_elsewhere(layer, expert)).take(most as usize).collect();
+    (paging.uses, paging.pinned) = (uses, pinned);
+    Ok(Paged { choice })
+}
+
+/// A budget that cannot work.
+fn too_small(budget: u64, sums: &Sums, least: u64) -> Error {
+    Error::input(format!("a budget of {} is too small for this model", human::bytes(budget)))
+        .because(sums.to_string())
+        .hint(format!(
+            "the smallest that can work is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
+            human::bytes_up(least)
+        ))
+}
+
+/// Fills the frames of neurons: one expert has room, and reads that are under way.
+///
+/// # Errors
+/// As [`size_expert_cache`]; a policy or pins, which neurons do not have.
+fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -> Result<Paged> {
+    let of = |l: &PagedLayer| plan.segments.get(l.down as usize).map_or((0, 0, 0), Segment::extents);
+    let Some(paging) = &plan.paging else { return Ok(Paged { choice: None }) };
+    if options.policy.is_some_and(|p| p != "lru") || matches!(options.pin, Pin::Percent(1..)) {
+        return Err(Error::input("neurons on disk are kept by `lru`, and none is pinned").hint(
+            "leave `policy` and `pin` under `[memory]` out, or `skip` under `[experts]` at `\"auto\"`",
+        ));
+    }
+    let of_one = |l: &PagedLayer| u64::from(of(l).1.div_ceil(paging.neurons));
+    let least = paging.layers.iter().map(of_one).max().unwrap_or(1).max(LEAST.into());
+    let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
+    // Tables of addresses, and what the cache notes of every frame that there could be.
+    let neurons: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * u64::from(of(l).1)).sum();
+    let bundle = paging.layers.first().and_then(|l| plan.segments.get(l.down as usize)?.up_down());
+    let bundle = bundle.ok_or_else(|| Error::bug("neurons of no segment"))?;
+    let process = sums.process + neurons * ADDRESS * bundle.up_down_addresses() as u64 + all * NOTES;
+    // Scales that lie by themselves are read when a run begins.
+    let scales = neurons * (bundle.up_down_stored_bytes() - bundle.up_down_pitch()) as u64;
+    let resident = sums.resident().saturating_add(scales);
+    let fixed = resident.saturating_add(process);
+    // On the disk a frame may take more than in memory.
+    let read = bundle.up_down_pitch() as u64;
+    let staging_for = |reads: u64| {
+        (reads * read * u64::from(paging.neurons)).div_ceil(paging.frame_bytes).max(STAGING.into())
+    };
+    let there = options.budget.saturating_sub(fixed) / paging.frame_bytes;
+    let fits = |reads: &u64| there >= staging_for(*reads) + WORTHWHILE_READS * least;
+    let reads = READS.into_iter().find(fits).unwrap_or(1);
+    let staging = staging_for(reads);
+    let Some(frames) = there.checked_sub(staging).filter(|&frames| frames >= least) else {
+        let sums = Sums { process, ..*sums };
+        return Err(too_small(options.budget, &sums, fixed + (least + staging) * paging.frame_bytes));
+    };
+    let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
+    (paging.budget, paging.threads) = (options.budget, options.threads);
+    (paging.resident, paging.process) = (resident, process);
+    (paging.frames, paging.staging) = (frames.min(all) as u32, staging as u32);
+    paging.block_bytes = LARGEST_BLOCK;
+    Ok(Paged { choice: None })
+}
+
+/// Pinned experts.
+struct PinnedExperts {
+    policy: Setting,
+    /// Share of the cache that is pinned.
+    percent: u8,
+    /// Experts that get them, the hottest first.
+    pinned: Vec<Key>,
+    choice: Option<Choice>,
+}
+
+/// As requested, else as the replays say; LRU without any.
+fn kept(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Result<PinnedExperts> {
+    let requested = match options.pin {
+        Pin::Percent(percent) => percent,
+        Pin::Auto => 0,
+    };
+    let named = options.policy.map(str::parse::<Setting>).transpose();
+    let named = named.map_err(|e| Error::input(e.to_string()))?;
+    let Some(trace) = trace else {
+        if requested > 0 {
+            return Err(Error::input("`pin` needs to know which experts are used most often")
+                .because("no routing of single tokens was recorded")
+                .hint("name texts under `[calibrate]`, or leave `pin` under `[memory]` out"));
+        }
+        let policy = named.unwrap_or_else(Setting::lru);
+        return Ok(PinnedExperts { policy, percent: 0, pinned: Vec::new(), choice: None });
+    };
+    if named.is_none() {
+        match cache::choose(trace, capacity, options.pin) {
+            Ok(choice) => {
+                let (row, pinned) = (choice.chosen.clone(), choice.pinned.clone());
+                return Ok(PinnedExperts {
+                    policy: row.setting,
+                    percent: row.pinned,
+                    pinned,
+                    choice: Some(choice),
+                });
+            }
+            // A short text says nothing of policies.
+            Err(TraceError::TooShort { .. }) => {}
+            Err(e) => return Err(Error::bug(e.to_string())),
+        }
+    }
+    let pinned = cache::hottest_share(trace, capacity, requested);
+    Ok(PinnedExperts { policy: named.unwrap_or_else(Setting::lru), percent: requested, pinned, choice: None })
+}
+
+/// Bytes that every run needs.
+struct Sums {
+    weights: u64,
+    arena: u64,
+    scratch: u64,
+    kv: u64,
+    process: u64,
+}
+
+impl Sums {
+    fn resident(&self) -> u64 {
+        [self.weights, self.arena, self.scratch, self.kv].iter().fold(0, |a, b| a.saturating_add(*b))
+    }
+}
+
+impl std::fmt::Display for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { weights, arena, scratch, kv, process } = self;
+        let [weights, arena, scratch, kv, process] =
+            [weights, arena, scratch, kv, process].map(|b| human::bytes(*b));
+        write!(
+            f,
+            "weights outside of experts take {weights}, activations {arena}, scratch {scratch}, the KV cache {kv}, the process {process}"
+        )
+    }
+}
+
+fn sums(plan: &Plan, options: PagingOptions<'_>) -> Sums {
+    let on_disk = |i: usize| plan.paging.iter().flat_map(Paging::segments).any(|s| s as usize == i);
+    let page = |bytes: u64| bytes.next_multiple_of(BLOCK);
+    let here = plan.segments_of(0);
+    let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_disk(*i) && here.contains(&(*i as u32)));
+    Sums {
+        weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
+        arena: page(plan.arena_bytes()),
+        scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(options.threads)),
+        kv: plan.states.iter().filter(|s| s.memory == 0).map(|s| page(s.bytes())).sum(),
+        process: PROCESS + TOKENIZER * options.tokenizer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_device::Bandwidth;
+
+    #[test]
+    fn reads_are_as_small_as_the_disk_allows() {
+        let table = |rates: &[(u64, f64)]| Memory {
+            bandwidth: rates
+                .iter()
+                .map(|&(block_bytes, gb_per_s)| Bandwidth {
+                    block_bytes,
+                    gb_per_s,
+                    source: String::new(),
+                    achieved: None,
+                })
+                .collect(),
+            ..Memory::default()
+        };
+        let of = |rates: &[(u64, f64)]| block_bytes(Some(&table(rates)));
+        assert_eq!(block_bytes(None), LARGEST_BLOCK);
+        assert_eq!(of(&[]), LARGEST_BLOCK);
+        assert_eq!(of(&[(4096, 0.4), (65_536, 1.97), (131_072, 2.0), (524_288, 1.99)]), 65_536);
+        assert_eq!(of(&[(4096, 0.4), (65_536, 1.9), (131_072, 2.0), (524_288, 1.99)]), 131_072);
+        // What no read can be does not count.
+        assert_eq!(of(&[(4096, 1.0), (5000, 9.0), (1 << 30, 9.0)]), 4096);
+        assert_eq!(of(&[(4096, 0.0)]), LARGEST_BLOCK);
+    }
+}

@@ -1,0 +1,187 @@
+//! Memories of accelerators: what is taken, and the weights that are brought there.
+
+use crate::bundle::BundleFiles;
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::graphs::Graphs;
+use crate::exec::unit::ComputeUnit;
+use crate::platform::memory::Addr;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
+use moec_ir::plan::{ALIGN, Resident};
+use std::collections::BTreeSet;
+
+/// Executor of the steps of an accelerator.
+pub enum Executor {
+    /// Static graphs, on rows in the CPU's memory.
+    Graphs(Box<dyn Graphs>),
+    /// Kernels and builtins, in a memory of its own or the CPU's.
+    Unit(Box<dyn ComputeUnit>),
+}
+
+/// Weights in a memory: by segment, the address of its bytes, or of the table of its matrices.
+#[derive(Debug, Default)]
+pub(crate) struct Residents(Vec<Option<Addr>>);
+
+impl Residents {
+    /// Address of a segment, or of its table, whichever is there.
+    pub(crate) fn of(&self, segment: u32) -> Option<Addr> {
+        self.0.get(segment as usize).copied().flatten()
+    }
+}
+
+/// Memories of the accelerators.
+#[derive(Debug, Default)]
+pub(crate) struct AcceleratorMemories {
+    /// First byte of each memory's arena but the first's; none where no unit has a step.
+    pub(crate) arenas: Vec<Option<Addr>>,
+    /// By state, where it lies, if not in the CPU's memory.
+    pub(crate) states: Vec<Option<Addr>>,
+    /// Weights of each memory but the first.
+    pub(crate) residents: Vec<Residents>,
+    /// By unit, its scratch.
+    pub(crate) scratch: Vec<Option<Addr>>,
+    /// Bytes that were taken of each memory but the first.
+    pub(crate) bytes: Vec<u64>,
+    /// Whether the CPU can read each of them in place.
+    pub(crate) mapped: Vec<bool>,
+}
+
+/// Takes the memories of a program's units, and brings the weights there that units read in them.
+///
+/// # Errors
+/// Memory refused; a unit without the memory that the plan gives it; weight files that cannot be read.
+pub(crate) fn open<'p>(
+    program: &'p Program,
+    units: &mut [Option<Box<dyn ComputeUnit + 'p>>],
+    files: Option<&BundleFiles>,
+) -> Result<AcceleratorMemories> {
+    let count = program.memories.len();
+    let mut accelerators = AcceleratorMemories {
+        states: vec![None; program.states.len()],
+        scratch: vec![None; program.units.len()],
+        ..AcceleratorMemories::default()
+    };
+    let wanted: BTreeSet<u32> =
+        program.memories.iter().flat_map(|m| &m.residents).map(|r| r.segment).collect();
+    let store = match files {
+        Some(files) if !wanted.is_empty() => {
+            Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| wanted.contains(&i))?)
+        }
+        _ => None,
+    };
+    for index in 1..count as u32 {
+        let owner = (0..units.len()).find(|&u| {
+            program.units.get(u).is_some_and(|r| r.memory == index)
+                && units.get(u).is_some_and(Option::is_some)
+        });
+        let Some(unit) = owner.and_then(|u| units.get_mut(u)).and_then(Option::as_mut) else {
+            // No step runs there.
+            accelerators.arenas.push(None);
+            accelerators.residents.push(Residents::default());
+            accelerators.bytes.push(0);
+            accelerators.mapped.push(false);
+            continue;
+        };
+        let (memory, mapped) = (&program.memories[index as usize], unit.is_mapped());
+        let bytes = program.peak(index, 1).ok_or_else(|| Error::plan("a memory past all addresses"))?;
+        let base = unit.take(bytes)?.ok_or_else(|| {
+            Error::plan(format!(
+                "`{}` has no memory of its own, and the plan has `{}`",
+                unit.name(),
+                memory.name
+            ))
+        })?;
+        // The sum of what follows is the peak, in its order.
+        let mut end = 0_u64;
+        let mut place = |bytes: u64| {
+            let at = base.plus(end as usize);
+            end += bytes.next_multiple_of(ALIGN);
+            at
+        };
+        accelerators.arenas.push(Some(place(memory.arena_bytes)));
+        for (state, at) in
+            program.states.iter().zip(&mut accelerators.states).filter(|(s, _)| s.memory == index)
+        {
+            *at = Some(place(state.bytes()));
+        }
+        let mut residents = vec![None; program.segments.len()];
+        for resident in &memory.residents {
+            let store = store.as_ref().ok_or_else(|| {
+                Error::plan("weights of a memory accelerators the CPU's, and no bundle to read them from")
+            })?;
+            residents[resident.segment as usize] =
+                Some(bring(program, resident, store, unit.as_ref(), &mut place)?);
+        }
+        accelerators.residents.push(Residents(residents));
+        let here = |u: usize| program.units[u].memory == index && units.get(u).is_some_and(Option::is_some);
+        for u in (0..program.units.len()).filter(|&u| here(u)) {
+            accelerators.scratch[u] = Some(place(program.scratch_bytes));
+        }
+        if end > bytes {
+            return Err(Error::plan(format!("`{}` holds {end} bytes, past its {bytes}", memory.name)));
+        }
+        accelerators.bytes.push(bytes);
+        accelerators.mapped.push(mapped);
+    }
+    Ok(accelerators)
+}
+
+/// Brings a segment, or some of its matrices with their table, to where `place` says. Gives the address that steps get.
+fn bring(
+    program: &Program,
+    resident: &Resident,
+    store: &MappedStore,
+    unit: &dyn ComputeUnit,
+    place: &mut dyn FnMut(u64) -> Addr,
+) -> Result<Addr> {
+    let missing = || Error::plan(format!("segment {} is not there", resident.segment));
+    let segment = program.segments.get(resident.segment as usize).ok_or_else(missing)?;
+    if resident.matrices.is_empty() {
+        let (from, to) = (store.segment(resident.segment).ok_or_else(missing)?, place(segment.bytes));
+        // SAFETY: the store maps the segment's bytes, and the place has as many, which nothing else uses.
+        unsafe { unit.copy(from, to, segment.bytes as usize) };
+        forget(from, segment.bytes as usize);
+        return Ok(to);
+    }
+    let bytes = segment.matrix_bytes().ok_or_else(missing)?;
+    let matrix = segment.extents().0 as usize;
+    let table = place(resident.table_bytes(segment));
+    let all = store.matrices(resident.segment).ok_or_else(missing)?;
+    let mut addresses: Vec<Option<Addr>> = vec![None; matrix];
+    for &matrix in &resident.matrices {
+        let to = place(bytes);
+        // SAFETY: the table has an address for each of the segment's matrices, whose bytes the store maps; the place has as
+        // many, which nothing else uses.
+        unsafe {
+            let from = all.of::<Addr>().add(matrix as usize).read();
+            unit.copy(from, to, bytes as usize);
+            forget(from, bytes as usize);
+        }
+        if let Some(address) = addresses.get_mut(matrix as usize) {
+            *address = Some(to);
+        }
+    }
+    // A request for a matrix that is not here gets another one, and never an invalid address.
+    let first = addresses.iter().flatten().next().copied().ok_or_else(missing)?;
+    let addresses: Vec<Addr> = addresses.into_iter().map(|a| a.unwrap_or(first)).collect();
+    // SAFETY: the table has room for an address of each matrix.
+    unsafe { unit.copy(Addr::read_only(addresses.as_ptr().cast()), table, matrix * size_of::<Addr>()) };
+    Ok(table)
+}
+
+/// Gives back the pages of a mapping that has been copied: a budget has no room for them. A hint.
+#[cfg(target_os = "linux")]
+pub(crate) fn forget(from: Addr, bytes: usize) {
+    /// Largest page of the systems that we run on.
+    const PAGE: usize = 64 << 10;
+    let (first, end) = (from.ptr().addr().next_multiple_of(PAGE), (from.ptr().addr() + bytes) / PAGE * PAGE);
+    if first < end {
+        let at = from.plus(first - from.ptr().addr());
+        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again should they be needed.
+        unsafe { libc::madvise(at.ptr().cast(), end - first, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn forget(_from: Addr, _bytes: usize) {}

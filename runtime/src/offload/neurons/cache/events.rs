@@ -1,0 +1,92 @@
+//! Requests to the cache and its answers.
+
+/// Part of a neuron.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Gate: tells whether the neuron is active.
+    Gate,
+    /// Up and down, which an active neuron needs beside it.
+    Rest,
+    /// Both.
+    Whole,
+}
+
+pub(super) const GATE: u8 = 1;
+pub(super) const REST: u8 = 2;
+
+impl Part {
+    pub(super) fn mask(self) -> u8 {
+        match self {
+            Self::Gate => GATE,
+            Self::Rest => REST,
+            Self::Whole => GATE | REST,
+        }
+    }
+}
+
+/// Place of a requested neuron.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheLookup {
+    /// In the hot region.
+    Hot,
+    /// In the cold region.
+    Cold,
+    /// So many bytes are read, and stay.
+    Load(u64),
+    /// So many bytes are read for this step only: there is no room that nothing of this step holds.
+    Stream(u64),
+}
+
+impl CacheLookup {
+    /// Bytes that are read.
+    pub fn read(self) -> u64 {
+        match self {
+            Self::Hot | Self::Cold => 0,
+            Self::Load(bytes) | Self::Stream(bytes) => bytes,
+        }
+    }
+}
+
+/// Effect of a request on other neurons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A neuron leaves the cold region and is forgotten.
+    Evict(u32),
+    /// A cluster leaves the hot region and is forgotten.
+    Drop(u32),
+    /// A neuron goes over to the hot region with what is held of it; its cluster is being loaded.
+    Promote(u32),
+}
+
+/// Counts of requests, of one granularity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Questions.
+    pub asked: u64,
+    /// Answered by the hot region.
+    pub hot: u64,
+    /// Answered by the cold region.
+    pub cold: u64,
+    /// Read and kept.
+    pub loads: u64,
+    /// Read for one step.
+    pub streams: u64,
+    /// Bytes read.
+    pub read: u64,
+    /// Went to make room, or since the region shrank.
+    pub gone: u64,
+}
+
+impl Counts {
+    pub(super) fn count(&mut self, found: CacheLookup) -> CacheLookup {
+        self.asked += 1;
+        self.read += found.read();
+        match found {
+            CacheLookup::Hot => self.hot += 1,
+            CacheLookup::Cold => self.cold += 1,
+            CacheLookup::Load(_) => self.loads += 1,
+            CacheLookup::Stream(_) => self.streams += 1,
+        }
+        found
+    }
+}

@@ -1,0 +1,88 @@
+//! Prefetched entries: experts that were read ahead for one layer, in staging frames.
+//!
+//! A prediction must not evict an expert that the policy keeps. A prefetched entry is in a staging frame. When its layer
+//! asks, it is used as one that has just been read, and the policy says whether it stays; if it is not requested it goes, and
+//! what has not been read of it by then never is.
+
+use super::{Decider, ExpertState, Want, Why};
+use crate::offload::cache::{self, Key};
+use crate::offload::disk::Priority;
+
+impl Decider {
+    /// A layer requests its experts: its prefetched are prefetched no longer, and those that it does not request go. So do all that are left of a call
+    /// that was given up.
+    pub(super) fn receive(&mut self, layer: usize) {
+        for at in (0..self.prefetched.len()).rev() {
+            let id = self.prefetched[at];
+            let key = self.keys[id];
+            let own = usize::from(key.layer);
+            if layer == 0 || own <= layer {
+                self.prefetched.swap_remove(at);
+                if own != layer || !self.chosen.contains(&key.expert) {
+                    self.evict(id);
+                }
+            }
+        }
+    }
+
+    /// Leaves `streams` experts their frames: whether they get them, at the cost of prefetched entries for later layers.
+    pub(super) fn make_way(&mut self, streams: usize) -> bool {
+        while streams + self.prefetched.len() > self.staging {
+            let Some(id) = self.prefetched.pop() else { return false };
+            self.evict(id);
+        }
+        true
+    }
+
+    /// Reads an expert that will be wanted for sure: into the cache, if the policy would keep it, else as a prefetched entry. Whether it
+    /// is there or on its way.
+    pub(super) fn read_surely(&mut self, key: Key) -> bool {
+        self.events.clear();
+        let Self { cache, events, .. } = &mut *self;
+        if !matches!(cache.ahead(key, |e| events.push(e)), Ok(true)) {
+            return self.invite(key);
+        }
+        for i in 0..self.events.len() {
+            match self.events[i] {
+                cache::Event::Evict(key) => self.evict(self.id(key)),
+                cache::Event::Load(key) => {
+                    // A prefetched entry that the cache admits is there already.
+                    let id = self.id(key);
+                    self.prefetched.retain(|&entry| entry != id);
+                    if self.held[id] == ExpertState::No {
+                        self.read_ahead(id);
+                    }
+                }
+                cache::Event::Hit(_) | cache::Event::Stream(_) => {}
+            }
+        }
+        true
+    }
+
+    /// Reads an expert that may be wanted. Whether it is there or on its way; it is not where no frame is left for it.
+    pub(super) fn invite(&mut self, key: Key) -> bool {
+        let id = self.id(key);
+        if self.cache.contains(key) || self.held[id] != ExpertState::No {
+            return true;
+        }
+        // A pinned expert has a frame of its own, and moves back into it after an error.
+        if self.cache.is_pinned(key) && matches!(self.cache.ahead(key, |_| {}), Ok(true)) {
+            self.read_ahead(id);
+            return true;
+        }
+        if self.streams + self.prefetched.len() >= self.staging {
+            return false;
+        }
+        self.prefetched.push(id);
+        self.read_ahead(id);
+        true
+    }
+
+    /// Reads an expert that was not requested.
+    fn read_ahead(&mut self, id: usize) {
+        self.counts.ahead += 1;
+        self.why[id] = Why::Prefetched;
+        let passes = !self.cache.contains(self.keys[id]);
+        self.want(Want { id, first: 0, parts: 2 }, Priority::Prefetch, passes);
+    }
+}

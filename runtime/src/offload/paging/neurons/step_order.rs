@@ -1,0 +1,219 @@
+//! The experts of one layer in one call: what they need, and in what order they are computed.
+
+use super::{Layer, Lie};
+use moec_ir::bundle::BLOCK;
+use std::ops::Range;
+
+/// Needs of a layer.
+pub(super) struct Needs<'a> {
+    /// Experts in the order of the dispatch table.
+    pub(super) active: &'a [i32],
+    /// Lists of the active neurons, [`moec_ir::bundle::active_list_words`]; none: all neurons.
+    pub(super) lists: Option<&'a [i32]>,
+}
+
+/// A share of an expert's items of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    /// Place in the dispatch table.
+    pub(super) place: usize,
+    /// Index of the share.
+    pub(super) piece: usize,
+    /// Of how many.
+    pub(super) pieces: usize,
+}
+
+/// The experts of a layer in a call.
+#[derive(Debug, Default)]
+pub(super) struct StepOrder {
+    /// Index of the layer.
+    pub(super) layer: usize,
+    /// 0: up, 1: down.
+    pub(super) part: u8,
+    /// By place in the dispatch table: expert, and its units in `units`.
+    experts: Vec<u32>,
+    ranges: Vec<Range<usize>>,
+    /// Units that are needed, by their places in the expert, ascending.
+    units: Vec<u32>,
+    /// Place by expert; of those that are not active, anything.
+    places: Vec<usize>,
+    /// Units that are not there, by place and block of neurons, and by place.
+    missing: Vec<u32>,
+    missing_in_all: Vec<u32>,
+    /// Blocks of neurons of an expert.
+    blocks: usize,
+    /// Whether up is computed block by block.
+    by_block: bool,
+    threads: usize,
+    items: Vec<Item>,
+    /// Items that are computed.
+    done: usize,
+    /// Experts whose items there are, in the order of this part.
+    begun: usize,
+}
+
+impl StepOrder {
+    /// With room for the experts of these layers.
+    pub(super) fn new(layers: &[Layer], units: u32) -> Self {
+        let experts = layers.iter().map(|l| l.experts).max().unwrap_or(0);
+        let blocks = layers.iter().map(|l| l.inter.div_ceil(BLOCK)).max().unwrap_or(0);
+        Self {
+            experts: Vec::with_capacity(experts),
+            ranges: Vec::with_capacity(experts),
+            units: Vec::with_capacity(experts * units as usize),
+            places: vec![usize::MAX; experts],
+            missing: Vec::with_capacity(experts * blocks),
+            missing_in_all: Vec::with_capacity(experts),
+            items: Vec::with_capacity(experts * blocks.max(2)),
+            ..Self::default()
+        }
+    }
+
+    /// The experts of a call, and what they need.
+    pub(super) fn set(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
+        self.blocks = layer.inter.div_ceil(BLOCK);
+        (self.layer, self.by_block, self.threads) = (index, needs.lists.is_some(), threads);
+        self.begin(0);
+        self.experts.clear();
+        self.ranges.clear();
+        self.units.clear();
+        for (place, &expert) in needs.active.iter().enumerate() {
+            let expert = usize::try_from(expert).unwrap_or(0).min(layer.experts.saturating_sub(1));
+            let from = self.units.len();
+            match needs.lists {
+                None => self.units.extend(0..layer.units),
+                Some(lists) => {
+                    let own = lists.chunks_exact(BLOCK + 1).skip(place * self.blocks).take(self.blocks);
+                    for list in own {
+                        let count = usize::try_from(list[0]).unwrap_or(0).min(BLOCK);
+                        for &neuron in &list[1..=count] {
+                            let neuron = usize::try_from(neuron).unwrap_or(0).min(layer.inter - 1);
+                            let unit = (neuron / lie.each) as u32;
+                            if self.units.len() == from || self.units.last() != Some(&unit) {
+                                self.units.push(unit);
+                            }
+                        }
+                    }
+                }
+            }
+            self.experts.push(expert as u32);
+            self.ranges.push(from..self.units.len());
+            self.places[expert] = place;
+        }
+        self.missing.clear();
+        self.missing.resize(needs.active.len() * self.blocks, 0);
+        self.missing_in_all.clear();
+        self.missing_in_all.resize(needs.active.len(), 0);
+    }
+
+    /// A part begins: no expert's items are there.
+    pub(super) fn begin(&mut self, part: u8) {
+        (self.part, self.done, self.begun) = (part, 0, 0);
+        self.items.clear();
+    }
+
+    /// Experts of the call.
+    pub(super) fn len(&self) -> usize {
+        self.experts.len()
+    }
+
+    /// The expert at a place.
+    pub(super) fn expert(&self, place: usize) -> u32 {
+        self.experts.get(place).copied().unwrap_or(0)
+    }
+
+    /// Units that the expert at a place needs.
+    pub(super) fn needed(&self, place: usize) -> Range<usize> {
+        self.ranges.get(place).cloned().unwrap_or_default()
+    }
+
+    /// The same, themselves.
+    pub(super) fn units(&self, place: usize) -> &[u32] {
+        self.units.get(self.needed(place)).unwrap_or_default()
+    }
+
+    /// A unit of these.
+    pub(super) fn unit(&self, at: usize) -> u32 {
+        self.units[at]
+    }
+
+    /// The place whose turn it is: down goes through them in reverse. `None` after the last.
+    pub(super) fn turn(&self) -> Option<usize> {
+        let place = (self.begun < self.len()).then_some(self.begun)?;
+        Some(if self.part == 0 { place } else { self.len() - 1 - place })
+    }
+
+    /// Nothing is missing at a place as far as is known.
+    pub(super) fn recount(&mut self, place: usize) {
+        self.missing[place * self.blocks..][..self.blocks].fill(0);
+        self.missing_in_all[place] = 0;
+    }
+
+    /// A unit of the expert at a place is missing.
+    pub(super) fn lacks(&mut self, lie: Lie, place: usize, unit: u32) {
+        self.missing[place * self.blocks + unit as usize * lie.each / BLOCK] += 1;
+        self.missing_in_all[place] += 1;
+    }
+
+    /// A unit of an expert of this layer has come.
+    pub(super) fn has(&mut self, lie: Lie, expert: u32, unit: u32) {
+        let Some(&place) = self.places.get(expert as usize) else { return };
+        if self.experts.get(place) != Some(&expert) {
+            return;
+        }
+        // Of an expert that has requested nothing yet nothing is counted.
+        let block = &mut self.missing[place * self.blocks + unit as usize * lie.each / BLOCK];
+        *block = block.saturating_sub(1);
+        self.missing_in_all[place] = self.missing_in_all[place].saturating_sub(1);
+    }
+
+    /// All units of the expert whose turn it is are there or on their way: its items follow.
+    pub(super) fn follow(&mut self, place: usize) {
+        self.begun += 1;
+        let pieces = match (self.part, self.by_block) {
+            (0, true) => self.blocks,
+            _ if self.threads > 1 => 2 * self.threads,
+            _ => 1,
+        };
+        self.items.extend((0..pieces).map(|piece| Item { place, piece, pieces }));
+    }
+
+    /// Of the items from `from` on those come first whose neurons are there.
+    pub(super) fn sort(&mut self, from: usize) {
+        let mut items = std::mem::take(&mut self.items);
+        items[from..].sort_unstable_by_key(|&i| (!self.is_ready(i), i.place, i.piece));
+        self.items = items;
+    }
+
+    /// Number of items now.
+    pub(super) fn items(&self) -> usize {
+        self.items.len()
+    }
+
+    /// An item.
+    pub(super) fn item(&self, at: usize) -> Option<Item> {
+        self.items.get(at).copied()
+    }
+
+    /// Whether the neurons of an item are there.
+    pub(super) fn is_ready(&self, item: Item) -> bool {
+        let Item { place, piece, .. } = item;
+        let missing = if self.part == 0 && self.by_block {
+            self.missing[place * self.blocks + piece]
+        } else {
+            self.missing_in_all[place]
+        };
+        missing == 0
+    }
+
+    /// Whether no more items will follow.
+    pub(super) fn is_over(&self) -> bool {
+        self.begun == self.len()
+    }
+
+    /// An item is computed. Whether that was the last one of those that there are, and others will follow.
+    pub(super) fn computed(&mut self) -> bool {
+        self.done += 1;
+        self.done == self.items.len() && !self.is_over()
+    }
+}

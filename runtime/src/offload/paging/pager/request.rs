@@ -1,0 +1,68 @@
+//! Requests of a layer for its experts and for those of the next layers.
+
+use super::Pager;
+use crate::error::Result;
+use crate::offload::paging::decider::{self, DiskProgress, Scores};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What a step requests.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::offload::paging) struct DispatchRequest<'a> {
+    pub(in crate::offload::paging) layer: usize,
+    /// Experts in the order of the dispatch table.
+    pub(in crate::offload::paging) active: &'a [i32],
+    /// Experts of the layer that other units compute.
+    pub(in crate::offload::paging) beside: &'a [i32],
+    /// Rows of the call.
+    pub(in crate::offload::paging) rows: usize,
+    /// Experts per token of the call.
+    pub(in crate::offload::paging) k: usize,
+    /// Layers whose scores there are, its own first.
+    pub(in crate::offload::paging) scores: usize,
+    pub(in crate::offload::paging) threads: usize,
+}
+
+impl Pager {
+    /// A layer requests its experts: what is missing is read, in the order in which it will be computed.
+    ///
+    /// # Errors
+    /// Experts that are not there; a reader that has broken down.
+    pub(in crate::offload::paging) fn request_experts<'s>(
+        &self,
+        request: DispatchRequest<'_>,
+        score: &dyn Fn(usize, usize) -> &'s [f32],
+    ) -> Result<()> {
+        let DispatchRequest { layer, active, beside, rows, k, scores, threads } = request;
+        let mut step_order = self.step_order.write().unwrap_or_else(PoisonError::into_inner);
+        step_order.clear(threads);
+        if let Some(hooks) = self.view.hooks {
+            hooks.requested(layer, rows);
+        }
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        self.take_news(state)?;
+        // An error of a call that was given up is not this one's.
+        self.view.broken.store(false, Ordering::Relaxed);
+        let first = |i: usize| score(i, 0);
+        let request = decider::ExpertRequest {
+            layer,
+            rows,
+            k,
+            active,
+            beside,
+            scored: scores,
+            scores: Scores::There(&first),
+            stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
+            disk: DiskProgress::default(),
+        };
+        state.executor.request(&*self.disk, request, &mut &self.view)?;
+        let decider = &state.executor.decider;
+        step_order.split = decider.split();
+        for turn in decider.order() {
+            step_order.push(turn.place, turn.id, turn.passes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,213 @@
+//! Transfers to the memory of a unit: one queue in the order of submission, beside all steps.
+//!
+//! In a call one thread serves the queue. The dispatcher gives it jobs, and steps that read what was brought wait for a job's
+//! ticket. Outside of a call no thread serves it: a job is done at once.
+
+use crate::exec::accelerators::forget;
+use crate::exec::unit::ComputeUnit;
+use crate::offload::cache::Key;
+use crate::offload::paging::Above;
+use crate::platform::memory::Addr;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Transfer of one matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatrixTransfer {
+    /// In the CPU's memory.
+    pub(super) from: Addr,
+    /// In the unit's.
+    pub(super) to: Addr,
+    /// Entry of the unit's table that then names it.
+    pub(super) entry: Addr,
+    pub(super) bytes: usize,
+}
+
+/// All matrices of an expert.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) transfers: Vec<MatrixTransfer>,
+    /// Whether its pages are given back then: a budget has no room for them.
+    pub(super) forgets: bool,
+}
+
+impl Job {
+    /// # Safety
+    /// As [`TransferQueue::push`].
+    unsafe fn run(&self, unit: &dyn ComputeUnit) {
+        for transfer in &self.transfers {
+            let slot = Addr::read_only((&raw const transfer.to).cast());
+            // SAFETY: the caller's promise: the table names the place once its bytes are there.
+            unsafe {
+                unit.copy(transfer.from, transfer.to, transfer.bytes);
+                unit.copy(slot, transfer.entry, size_of::<Addr>());
+            }
+            if self.forgets {
+                forget(transfer.from, transfer.bytes);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Job>,
+    /// Number of submitted jobs, and of those that are done.
+    submitted: u64,
+    done: u64,
+    served: bool,
+}
+
+/// Queue of transfers to a unit's memory.
+#[derive(Debug, Default)]
+pub(crate) struct TransferQueue {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Experts that have left the host's memory since the last query.
+    gone: Mutex<Vec<Key>>,
+}
+
+impl TransferQueue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call begins: from now on jobs wait for [`Self::serve`].
+    pub(crate) fn open(&self) {
+        self.lock().served = true;
+    }
+
+    /// No more jobs come in this call.
+    pub(crate) fn close(&self) {
+        self.lock().served = false;
+        self.wake.notify_all();
+    }
+
+    /// Executes jobs until the link is closed and none is left.
+    ///
+    /// # Safety
+    /// As [`Self::push`], of all jobs.
+    pub(crate) unsafe fn serve(&self, unit: &dyn ComputeUnit) {
+        let mut state = self.lock();
+        loop {
+            let Some(job) = state.queue.pop_front() else {
+                if !state.served {
+                    return;
+                }
+                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            // SAFETY: the caller's promise.
+            unsafe { job.run(unit) };
+            state = self.lock();
+            state.done += 1;
+            self.wake.notify_all();
+        }
+    }
+
+    /// Submits a job; returns its ticket.
+    ///
+    /// # Safety
+    /// All places have their bytes until the job is done; nothing reads where it writes before its ticket is over.
+    pub(super) unsafe fn push(&self, job: Job, unit: &dyn ComputeUnit) -> u64 {
+        let mut state = self.lock();
+        state.submitted += 1;
+        let ticket = state.submitted;
+        if state.served {
+            state.queue.push_back(job);
+            self.wake.notify_all();
+        } else {
+            state.done += 1;
+            drop(state);
+            // SAFETY: the caller's promise.
+            unsafe { job.run(unit) };
+        }
+        ticket
+    }
+
+    /// Returns when a job is done, and all before it.
+    pub(super) fn wait(&self, ticket: u64) {
+        let mut state = self.lock();
+        while state.done < ticket {
+            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The ticket of the last job.
+    pub(super) fn last(&self) -> u64 {
+        self.lock().submitted
+    }
+
+    /// Writes the experts that have left since the last call into `to`.
+    pub(super) fn take_gone(&self, to: &mut Vec<Key>) {
+        to.append(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Above for TransferQueue {
+    fn left(&self, key: Key) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::unit::{Launch, PoolThread};
+    use moec_ir::plan::Builtin;
+
+    struct Copies;
+
+    impl ComputeUnit for Copies {
+        fn name(&self) -> &'static str {
+            "copies"
+        }
+
+        fn executes(&self, _: Builtin) -> bool {
+            false
+        }
+
+        unsafe fn submit(&self, _: &Launch<'_>, _: PoolThread) {}
+    }
+
+    /// A thread that waits for a ticket sees its bytes, and the table names them; without a serving thread a job is done at once.
+    #[test]
+    fn jobs_are_executed_in_order() {
+        const JOBS: usize = 500;
+        let queue = TransferQueue::default();
+        let from: Vec<u64> = (0..JOBS as u64).map(|i| i * 7 + 1).collect();
+        let mut to = vec![0_u64; JOBS];
+        let mut table = vec![Addr::read_only(std::ptr::null()); JOBS];
+        let (to_at, table_at) = (to.as_mut_ptr(), table.as_mut_ptr());
+        let job = |i: usize| Job {
+            transfers: vec![MatrixTransfer {
+                from: Addr::read_only(from[i..].as_ptr().cast()),
+                to: Addr::read_only(to_at.wrapping_add(i).cast()),
+                entry: Addr::read_only(table_at.wrapping_add(i).cast()),
+                bytes: 8,
+            }],
+            forgets: false,
+        };
+        // SAFETY: every job has places of its own, which are read below when its ticket is over.
+        unsafe {
+            assert_eq!(queue.push(job(0), &Copies), 1);
+            queue.wait(1);
+            queue.open();
+            std::thread::scope(|scope| {
+                scope.spawn(|| queue.serve(&Copies));
+                for (i, sent) in from.iter().enumerate().skip(1) {
+                    let ticket = queue.push(job(i), &Copies);
+                    if i % 17 == 0 {
+                        queue.wait(ticket);
+                        assert_eq!(to_at.add(i).read(), *sent);
+                    }
+                }
+                queue.close();
+            });
+        }
+        assert_eq!(queue.last(), JOBS as u64);
+        assert_eq!(to, from);
+        assert!(table.iter().zip(&to).all(|(at, place)| at.ptr().addr() == (&raw const *place).addr()));
+    }
+}

@@ -1,0 +1,77 @@
+//! Several tokens of one sequence in a call: draft tokens from the text itself, verified by the model (`speculate.rs` says what is drafted,
+//! and which choices count).
+//!
+//! A sequence that decodes alone takes draft tokens; together with others it gets a token a step, as they do, since the rows of a step are
+//! taken then.
+
+use super::model::Model;
+use super::{Choice, Id, Inner, Sink, pick};
+use crate::error::{Error, Result};
+use crate::serving::speculate::{leads, prompt_lookup};
+
+impl<M: Model> Inner<'_, M> {
+    /// Decodes a sequence that runs alone, with draft tokens; `false` where there are none, or none of the choices counts, so
+    /// that its next token is to be decoded plainly.
+    pub(super) fn decode_speculatively(
+        &mut self,
+        row: (Id, u32, usize, u32),
+        sink: &mut Sink<'_>,
+    ) -> Result<bool> {
+        let (id, slot, pos, last) = row;
+        let Self { model, live, core, speculated: did, .. } = self;
+        let Some(of) = live.get(&id).filter(|of| of.draft_tokens > 0) else { return Ok(false) };
+        // Of what is still to come, one token needs no draft.
+        let most = of.draft_tokens.min(model.max_draft_tokens()).min(of.left.saturating_sub(1));
+        // Where a chunk ends there is to be a snapshot.
+        let left = core.chunk() - 1 - pos % core.chunk();
+        let most = if model.kv_capabilities().snapshots { most.min(left) } else { most };
+        let mut ids = vec![last];
+        ids.extend_from_slice(prompt_lookup(core.text(id), most));
+        if ids.len() == 1 {
+            did.alone += 1;
+            return Ok(false);
+        }
+        did.calls += 1;
+        did.draft_tokens += ids.len() - 1;
+        let ends = of.end.clone();
+        let (mut open, mut chosen) = (true, Vec::new());
+        let called = model.extend(slot, pos, &ids, &mut |i, logits| {
+            if !open {
+                return;
+            }
+            if !leads(logits) {
+                open = false;
+                did.close += 1;
+                return;
+            }
+            let choice = pick(live.get_mut(&id), logits);
+            open = matches!(&choice, Choice::Token { id, ended: false, .. } if !ends.contains(id) && ids.get(i + 1) == Some(id));
+            did.accepted += usize::from(open);
+            chosen.push(choice);
+        });
+        match called {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            // It may be a draft token's fault: the last token by itself shows whether it is the sequence's.
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        // The token after the last one that counts is computed by the next call, which replaces what is there.
+        if let Err(e) = model.take_back(slot, pos, &ids[..chosen.len()]) {
+            return self.fail(id, e, sink).map(|()| true);
+        }
+        if (pos + chosen.len()).is_multiple_of(core.chunk()) {
+            model.snapshot(slot);
+        }
+        if chosen.is_empty() {
+            did.alone += 1;
+            return Ok(false);
+        }
+        self.counters.decodes += 1;
+        self.counters.rows += ids.len() as u64;
+        for choice in chosen {
+            self.core.decoded([id].into_iter());
+            self.book(id, choice, sink)?;
+        }
+        Ok(true)
+    }
+}

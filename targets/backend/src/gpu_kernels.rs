@@ -1,0 +1,61 @@
+//! GPU kernels: what units launch that have kernels of their own.
+
+use crate::error::Result;
+use crate::tools::Tools;
+use moec_device::DeviceUnit;
+use moec_ir::plan::Plan;
+use moec_runtime::bundle::BundleReader;
+use std::path::Path;
+
+/// Kernels that a GPU runs, in the place of the CPU's. The compiler writes them, by the operators that
+/// a unit is given; the backend says for which CPU, and reads them back.
+pub trait GpuKernels: Sync + std::fmt::Debug {
+    /// The generation that the kernels of a unit are written for, in NVIDIA's spelling (`sm_90`).
+    fn generation<'u>(&self, unit: &'u DeviceUnit) -> Option<&'u str>;
+
+    /// Machine code of a text, for the generation of a unit, where the assembler of the unit's maker is installed; `None`: it is not, and
+    /// the driver assembles the text when the bundle is opened.
+    ///
+    /// # Errors
+    /// An assembler that does not start, or refuses the text.
+    fn assemble(&self, text: &Path, unit: &DeviceUnit, tools: Tools<'_>) -> Result<Option<Assembled>>;
+
+    /// The command that installs that assembler.
+    fn installs_assembler(&self) -> &'static str;
+
+    /// Path of the machine code of an artifact, both relative to the bundle.
+    fn code_path(&self, artifact: &str) -> String;
+
+    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel that the plan launches,
+    /// as it says; executes nothing. Where the assembler of the unit's maker is installed, it checks, too, whether it makes the machine
+    /// code of the text. `by`: what made it, as [`Assembled::by`].
+    ///
+    /// # Errors
+    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code that is another's.
+    fn read(
+        &self,
+        bundle: &BundleReader,
+        plan: &Plan,
+        unit: u32,
+        by: Option<&str>,
+        tools: Tools<'_>,
+    ) -> Result<KernelsRead>;
+}
+
+/// Result of an assembler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assembled {
+    /// Machine code.
+    pub code: Vec<u8>,
+    /// The assembler and its release: another one may write other bytes.
+    pub by: String,
+}
+
+/// Kernels that were read of a unit's artifacts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelsRead {
+    /// Kernels that the plan launches.
+    pub kernels: usize,
+    /// Parts that could not be verified, and the remedy.
+    pub unverified: Option<String>,
+}

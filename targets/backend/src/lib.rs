@@ -1,0 +1,270 @@
+//! Backends: what one does for the compiler.
+//!
+//! A backend is one crate and one row of the compiler's table. The device file names the backend of every unit; the compiler
+//! reads from its row what it must know, and calls no backend by name:
+//!
+//! * [`Backend::check`]: what a device file must say of such a unit;
+//! * [`StaticGraphs::part`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of that file, and
+//!   as which functions;
+//! * [`StaticGraphs::emit`]: its artifacts, written to disk;
+//! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
+//! * [`StaticGraphs::host`], [`Backend::host`]: what executes them on this machine, for who has not the device;
+//! * [`Backend::takes`]: which operators units without static graphs run, with dynamic shapes;
+//! * [`GpuKernels`]: GPU kernels, which units launch in place of the CPU's: for which of them, and read back;
+//! * [`CommandStreams`]: NDP command streams, by which a unit computes experts: what they cost, written, read back and executed;
+//! * [`Bench`]: a unit that this machine has, for who measures it;
+//! * [`Runner`]: what the `run` of a bundle has besides the runtime, to drive such units;
+//! * [`Backend::subcommands`]: subcommands of `moec`;
+//! * [`Backend::doctor`], [`Backend::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
+//!
+//! Invariant: this crate knows no backend.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
+
+pub mod bench;
+pub mod distance;
+pub mod emit;
+pub mod error;
+pub mod experts;
+pub mod find;
+pub mod gpu_kernels;
+pub mod part;
+pub mod runner;
+pub mod sizes;
+pub mod streams;
+pub mod subcommand;
+pub mod tools;
+pub mod verify;
+
+pub use bench::{Bench, Call, Peaks};
+pub use distance::Distance;
+pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
+pub use error::{Error, Fault, Result};
+pub use experts::LayerExperts;
+pub use gpu_kernels::{Assembled, GpuKernels, KernelsRead};
+pub use part::{
+    GroupGraph, HotBatch, HotLayer, StaticAttention, StaticSubgraph, SubgraphBoundary, SubgraphFunction,
+};
+pub use runner::{Runner, RunnerCrate};
+pub use sizes::{ArtifactSizes, UnitSizes};
+pub use streams::{
+    BF16_BOUND, CommandStreams, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene,
+    StreamStep, StreamTrial,
+};
+pub use subcommand::Subcommand;
+pub use tools::Tools;
+pub use verify::{Check, FunctionReport, Trial};
+
+use moec_device::{Device, DeviceUnit};
+use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
+use moec_ir::{Module, Op, Scope, Weight};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::graphs::Graphs;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A backend.
+pub trait Backend: Sync + std::fmt::Debug {
+    /// Name in device files.
+    fn name(&self) -> &'static str;
+
+    /// Whether a device file says of a unit what the backend must know.
+    ///
+    /// # Errors
+    /// The key that is wrong or missing, and what is expected.
+    fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw>;
+
+    /// Its static graphs; `None`: its units have dynamic shapes.
+    fn graphs(&self) -> Option<&dyn StaticGraphs> {
+        None
+    }
+
+    /// Its NDP command streams; `None`: its units run the CPU's kernels, or static graphs.
+    fn command_streams(&self) -> Option<&dyn CommandStreams> {
+        None
+    }
+
+    /// Its GPU kernels; `None`: its units run the CPU's kernels, static graphs or NDP command streams.
+    fn gpu_kernels(&self) -> Option<&dyn GpuKernels> {
+        None
+    }
+
+    /// Whether its units run an operator of the Graph with dynamic shapes, by kernels of the CPU's or the GPU's, or by NDP command streams. A unit that the
+    /// device file refuses the operator is not called.
+    fn takes(&self, _op: &Op) -> bool {
+        false
+    }
+
+    /// Whether its compute units are models of hardware that is not for sale.
+    fn is_modelled(&self) -> bool {
+        false
+    }
+
+    /// Executor of its units on this machine; `None` for the CPU, which runs the program.
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
+    }
+
+    /// Driver of a unit that this machine has; `None`: the backend has no units that a run finds by itself.
+    ///
+    /// # Errors
+    /// Why the machine has no such unit, or none that can be used.
+    fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        None
+    }
+
+    /// Whether this machine has a unit that runs what is compiled for this one; `None`: a run finds none by itself.
+    ///
+    /// # Errors
+    /// Why the machine has none.
+    fn present(&self, unit: &DeviceUnit) -> Option<moec_runtime::Result<()>> {
+        Some(self.attached(&unit.name)?.map(drop))
+    }
+
+    /// A unit of it that this machine has, to be measured; `None`: its units are not measured.
+    ///
+    /// # Errors
+    /// Why the machine has none that can be used.
+    fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
+        None
+    }
+
+    /// Libraries of a bundle's `run` besides the runtime whose plan calls its units, to drive them; `None`: nothing.
+    fn runner(&self) -> Option<&'static Runner> {
+        None
+    }
+
+    /// Whether the tools that it needs are there; `targets` are the devices that have such units.
+    fn doctor(&self, _tools: Tools<'_>, _targets: &[&str]) -> Vec<Diagnosis> {
+        Vec::new()
+    }
+
+    /// Subcommands of `moec` that are about its units alone.
+    fn subcommands(&self) -> &'static [Subcommand] {
+        &[]
+    }
+
+    /// Serves a process of its own until its stdin ends: it calls what may crash or hang. `None`: it has none.
+    fn serve(&self) -> Option<ExitCode> {
+        None
+    }
+}
+
+/// Fault of a device file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flaw {
+    /// The key, with its section.
+    pub key: String,
+    /// Requirement.
+    pub message: String,
+}
+
+impl Flaw {
+    /// A flaw of that key.
+    pub fn new(key: &str, message: impl Into<String>) -> Self {
+        Self { key: key.to_owned(), message: message.into() }
+    }
+}
+
+/// Whether a tool is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Name of what is looked for.
+    pub name: &'static str,
+    /// Whether it works.
+    pub works: bool,
+    /// Result of the search.
+    pub found: String,
+    /// Remedy where it does not work.
+    pub hint: String,
+}
+
+/// Graphs whose shapes are known when the model is built, in artifacts that a unit loads.
+pub trait StaticGraphs: Sync + std::fmt::Debug {
+    /// The part of a scope, as graphs of a unit.
+    ///
+    /// # Errors
+    /// Why it cannot be one, for people.
+    fn part(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String>;
+
+    /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`, alike.
+    fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;
+
+    /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
+    fn bytes(&self, unit: &DeviceUnit, weight: &Weight, numbers: u64) -> u64;
+
+    /// Whether attention may go to the unit where a build leaves that to the costs: where keys and values lie there for good.
+    fn attends_by_default(&self) -> bool {
+        true
+    }
+
+    /// Whether the hot neurons of a layer's experts can be functions of their own.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn hot(&self, _module: &Module, _layer: u32) -> Result<(), String> {
+        Err("its graphs hold whole experts".into())
+    }
+
+    /// Declarations in a plan of these functions for a batch: that of every expert, in their order.
+    fn hot_graphs(&self, _module: &Module, _layer: u32, _batch: u32) -> Vec<GraphDecl> {
+        Vec::new()
+    }
+
+    /// Writes artifacts.
+    ///
+    /// # Errors
+    /// A tool that is missing, which says what installs it; a graph over the limit; a weight that the unit's numbers do not
+    /// hold; a disk that is full.
+    fn emit(&self, emit: &Emit<'_>) -> Result<Emitted>;
+
+    /// Reads every artifact that a plan calls and checks that the unit can run it; executes nothing. Gives the number of
+    /// functions.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: &DeviceUnit) -> Result<usize>;
+
+    /// Reads what else the functions of hot neurons come with, and checks that they and the Graph divide experts alike.
+    ///
+    /// # Errors
+    /// Other neurons than those that the Graph leaves to them.
+    fn read_hot(&self, _bundle: &BundleReader, _module: &Module, _hot: &[HotLayer]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Executes every function of every artifact against the evaluator.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed, or does not run.
+    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>>;
+
+    /// Sizes of a bundle's artifacts against the unit's limits; `None`: its artifacts share nothing that could be told.
+    ///
+    /// # Errors
+    /// An artifact that cannot be read.
+    fn sizes(&self, _folder: &Path, _unit: &DeviceUnit) -> Result<Option<UnitSizes>> {
+        Ok(None)
+    }
+
+    /// Executor of them on this machine.
+    fn host(&self) -> Box<dyn Graphs>;
+
+    /// The emulator of the unit's maker, which executes them on this machine, too.
+    ///
+    /// # Errors
+    /// There is none, or it is not installed.
+    fn library(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
+        let error = Error::limit(format!("there is no other emulator of `{}` than moec's", unit.name));
+        Err(error.hint("leave `=library` out"))
+    }
+
+    /// The same emulator, driven as the unit itself is by a bundle's `run` on the device.
+    ///
+    /// # Errors
+    /// There is none, or it is not installed.
+    fn device(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
+        let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
+        Err(error.hint("leave `=device` out"))
+    }
+}

@@ -1,0 +1,13 @@
+//! Subcommands of `moec` that a backend brings.
+
+use crate::Result;
+use clap::{ArgMatches, Command};
+
+/// A subcommand.
+#[derive(Clone, Copy, Debug)]
+pub struct Subcommand {
+    /// Its name, help and options.
+    pub command: fn() -> Command,
+    /// Executes it. Gives what it prints to stdout.
+    pub run: fn(&ArgMatches) -> Result<String>,
+}

@@ -1,0 +1,282 @@
+//! The backend's row: what the compiler requires of it.
+//!
+//! The streams of a layer's experts lie in one file ([`crate::artifact`]), which says besides where each expert begins. An expert
+//! is read as the CPU's kernels have it packed, so no weight is stored twice.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, and rows of a memory system")]
+
+mod check;
+mod simulate;
+
+use crate::NAME;
+use crate::allot;
+use crate::allot::DimmConfig;
+use crate::artifact::{self, Artifact, Placed, STRIPED};
+use crate::emit::{Output, emit};
+use crate::image::{self, Shape};
+use crate::machine::{self, Bus};
+use crate::sim;
+use crate::unit::DimmUnit;
+use moec_backend::error::{Error, Result};
+use moec_backend::{
+    Backend, CommandStreams, Flaw, FunctionReport, StreamCosts, StreamExpert, StreamLayer, StreamRun,
+    StreamScene, StreamTrial, Subcommand,
+};
+use moec_device::{Device, DeviceUnit, Dimms};
+use moec_dram::{Options, Path as Way, Placement, Timing};
+use moec_ir::plan::{Layout, Plan};
+use moec_ir::{Format, Op};
+use moec_ndp_isa::{Geometry, LINE, System};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::accelerators::Executor;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+/// Subchannels of a module of DDR5 (JESD79-5).
+const SUBCHANNELS: u32 = 2;
+/// 10⁹ operations per second of the unit that is modelled (TriMoE, Table 1).
+const GOPS: f64 = 256.0;
+
+/// The backend of NDP DIMMs.
+#[derive(Clone, Copy, Debug)]
+pub struct Ndp;
+
+/// The DIMMs that a device file describes.
+///
+/// # Errors
+/// The key that is wrong or missing, and what is expected.
+pub fn dimm_config(unit: &DeviceUnit) -> Result<(DimmConfig, &Dimms, Timing), Flaw> {
+    let missing = || Flaw::new("unit.dimms", "a unit of the backend `ndp` says which DIMMs it has");
+    let dimms = unit.dimms.as_ref().ok_or_else(missing)?;
+    let timing = Timing::named(&dimms.timing).ok_or_else(|| {
+        let known: Vec<_> = moec_dram::TIMINGS.iter().map(|(name, _)| format!("`{name}`")).collect();
+        Flaw::new(
+            "unit.dimms.timing",
+            format!("`{}` is not known; there are {}", dimms.timing, known.join(", ")),
+        )
+    })?;
+    if dimms.gops.value != GOPS {
+        return Err(Flaw::new("unit.dimms.gops", format!("the unit that is modelled has {GOPS}")));
+    }
+    let lines = dimms.row_bytes / LINE;
+    let set =
+        u64::from(SUBCHANNELS * dimms.ranks * dimms.bank_groups * dimms.banks) * u64::from(dimms.row_bytes);
+    let rows = dimms.capacity.value as u64 / set.max(1);
+    let geometry = Geometry {
+        subchannels: SUBCHANNELS,
+        ranks: dimms.ranks,
+        bank_groups: dimms.bank_groups,
+        banks: dimms.banks,
+        rows: u32::try_from(rows).unwrap_or(u32::MAX),
+        lines,
+    };
+    if geometry.set_lines().is_none() {
+        let message =
+            format!("{} bytes are not a row of every bank, which takes {set}", dimms.capacity.value);
+        return Err(Flaw::new("unit.dimms.capacity", message));
+    }
+    let system = System { channels: dimms.channels, dimms: dimms.count / dimms.channels.max(1) };
+    Ok((DimmConfig { system, geometry }, dimms, timing))
+}
+
+impl Backend for Ndp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_modelled(&self) -> bool {
+        true
+    }
+
+    fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
+        if unit.kind != moec_device::UnitKind::Ndp {
+            return Err(Flaw::new("unit.backend", "a unit of the backend `ndp` is of kind `ndp`"));
+        }
+        if device.memory_of(unit).is_none() {
+            return Err(Flaw::new(
+                "unit.memory",
+                "a unit of the backend `ndp` works in the memory of its DIMMs",
+            ));
+        }
+        let (_, dimms, _) = dimm_config(unit)?;
+        if dimms.count > 1 && dimms.link_gb_per_s.is_none() {
+            let message = format!("{} DIMMs need links to hand experts to each other", dimms.count);
+            return Err(Flaw::new("unit.dimms.link_gb_per_s", message));
+        }
+        Ok(())
+    }
+
+    fn takes(&self, op: &Op) -> bool {
+        matches!(op, Op::ExpertFfn { fixed: false, .. })
+    }
+
+    fn command_streams(&self) -> Option<&dyn CommandStreams> {
+        Some(self)
+    }
+
+    fn subcommands(&self) -> &'static [Subcommand] {
+        &[sim::SUBCOMMAND]
+    }
+
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        Some(Executor::Unit(Box::new(DimmUnit::default())))
+    }
+}
+
+/// The shape of an expert that a module can multiply.
+fn shape(expert: &StreamExpert) -> Result<Shape, String> {
+    if let Some(format) = expert.formats.iter().find(|f| **f != Format::Bf16) {
+        return Err(format!(
+            "its weights are {format}, and a module multiplies bf16: `experts = \"bf16\"` under `[weights]`"
+        ));
+    }
+    let StreamExpert { hidden, inner, glu, bias, .. } = *expert;
+    if crate::kinds::glu(glu).is_none() {
+        return Err(crate::emit::EmitError::Join(glu).to_string());
+    }
+    Ok(Shape { hidden, inner, glu, bias })
+}
+
+impl CommandStreams for Ndp {
+    fn costs(
+        &self,
+        _device: &Device,
+        unit: &DeviceUnit,
+        expert: &StreamExpert,
+        rows: &[u32],
+    ) -> Result<StreamCosts, String> {
+        let (dimm_config, dimms, timing) =
+            dimm_config(unit).map_err(|flaw| format!("`{}`: {}", flaw.key, flaw.message))?;
+        let shape = shape(expert)?;
+        let image = shape.image().map_err(|e| e.to_string())?;
+        let slots = rows.iter().copied().max().unwrap_or(1);
+        let mut all = allot::Allotter::new(dimm_config, shape, slots).map_err(|e| e.to_string())?;
+        let (first, layout) = (allot::Expert { layer: 0, number: 0 }, allot::DramLayout::Localized(0));
+        let place = all.allot(first, layout).map_err(|e| e.to_string())?.rows.clone();
+        let stream =
+            emit(&shape, &dimm_config, 0, place, all.boxes(), Output::Slots).map_err(|e| e.to_string())?;
+        let program = machine::Program::new(stream).map_err(|e| e.to_string())?;
+        let curve = machine::times(&program, &Bus::new(&dimm_config, timing, Options::default()), rows);
+        let bytes = (image.lines * u64::from(LINE)) as f64;
+        let channel = machine::channel(&dimm_config, timing, Options::default());
+        // Every channel brings its share of what lies over all of them.
+        let striped = image.lines.div_ceil(u64::from(dimm_config.system.channels.max(1)));
+        let us = |way: Way, lines: u64| timing.microseconds(channel.stream_cycles(way, lines));
+        Ok(StreamCosts {
+            dimms: dimms.count,
+            rows: curve,
+            internal_us: us(Way::Ndp, image.lines),
+            link_us: dimms.link_gb_per_s.as_ref().map(|f| bytes / (f.value * 1e3)),
+            host_us: [
+                us(Way::Host(Placement::Striped), striped),
+                us(Way::Host(Placement::Localized), image.lines),
+            ],
+        })
+    }
+
+    fn reads(&self, layout: Layout) -> bool {
+        image::is_read(layout)
+    }
+
+    fn emit(
+        &self,
+        unit: &DeviceUnit,
+        layers: &[StreamLayer<'_>],
+        root: &Path,
+        next: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<u64> {
+        let (dimm_config, ..) =
+            dimm_config(unit).map_err(|flaw| Error::input(format!("`{}`: {}", flaw.key, flaw.message)))?;
+        let limit = |e: &dyn std::fmt::Display| {
+            Error::limit(format!("`{}` has no room for the experts of this model", unit.name))
+                .because(e.to_string())
+        };
+        let slots = layers.iter().map(|l| l.slots).max().unwrap_or(1);
+        let mut allotter: Option<(Shape, allot::Allotter)> = None;
+        let mut written = 0;
+        for (number, layer) in (0..).zip(layers) {
+            next(&format!("layer {}", layer.set.layer))?;
+            let shape = shape(&layer.expert).map_err(|why| limit(&why))?;
+            let fresh = allotter.as_ref().is_none_or(|(of, _)| *of != shape);
+            if fresh && allotter.is_some() {
+                return Err(limit(&"layers whose experts differ"));
+            }
+            if fresh {
+                allotter =
+                    Some((shape, allot::Allotter::new(dimm_config, shape, slots).map_err(|e| limit(&e))?));
+            }
+            let Some((_, all)) = allotter.as_mut() else { continue };
+            let mut entries = Vec::new();
+            for (expert, &module) in (0..).zip(layer.dimms) {
+                let layout =
+                    u32::try_from(module).map_or(allot::DramLayout::Striped, allot::DramLayout::Localized);
+                let at = allot::Expert { layer: number, number: expert };
+                let rows = all.allot(at, layout).map_err(|e| limit(&e))?.rows.clone();
+                // Who lies over all DIMMs has the stream that it runs once it is brought into one.
+                let dimm = u32::try_from(module).unwrap_or(0);
+                let local = local_rows(&shape, &dimm_config, all.boxes(), layout, &rows);
+                let mut stream = emit(&shape, &dimm_config, dimm, local, all.boxes(), Output::Slots)
+                    .map_err(|e| limit(&e))?;
+                let striped = if layout == allot::DramLayout::Striped { STRIPED } else { "" };
+                stream.name = format!("layers.{}.experts.{expert}{striped}", layer.set.layer);
+                moec_ndp_isa::verify(&stream)
+                    .map_err(|e| Error::bug(format!("a stream of layer {}", layer.set.layer)).because(e))?;
+                entries.push(Placed { expert, stream });
+            }
+            let artifact = Artifact { layer: number, experts: entries };
+            let bytes = artifact::encode(&artifact)
+                .map_err(|e| Error::bug(format!("streams of layer {}", layer.set.layer)).because(e))?;
+            let path = root.join(&layer.set.artifact);
+            fs::write(&path, &bytes)
+                .map_err(|e| Error::environment(format!("cannot write `{}`", path.display())).because(e))?;
+            written += bytes.len() as u64;
+        }
+        Ok(written)
+    }
+
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<usize> {
+        let mut count = 0;
+        for set in plan.streams.iter().filter(|s| s.unit == unit) {
+            count += check::read(bundle, set)?.experts.len();
+        }
+        Ok(count)
+    }
+
+    fn print(&self, bytes: &[u8]) -> Result<String, String> {
+        let artifact = artifact::decode(bytes).map_err(|e| e.to_string())?;
+        let text = |Placed { stream, .. }: &Placed| {
+            let note = if stream.name.ends_with(STRIPED) { NOTE } else { "" };
+            format!("{note}{stream}")
+        };
+        let streams: Vec<String> = artifact.experts.iter().map(text).collect();
+        Ok(streams.join("\n"))
+    }
+
+    fn simulate(&self, unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {
+        simulate::simulate(unit, scene)
+    }
+
+    fn verify(&self, trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionReport>> {
+        check::verify(trial)
+    }
+}
+
+/// Comment before such a stream.
+const NOTE: &str = "; the expert begins striped over all DIMMs: `dimm` and the rows of `expert` are set when it is moved to one\n";
+
+/// The row sets of a stream: those of its expert, or, where that lies over all DIMMs, the first after the boxes: it gets
+/// others when it comes into a module.
+fn local_rows(
+    shape: &Shape,
+    dimm_config: &DimmConfig,
+    boxes: &allot::Boxes,
+    layout: allot::DramLayout,
+    rows: &Range<u32>,
+) -> Range<u32> {
+    if let allot::DramLayout::Localized(_) = layout {
+        return rows.clone();
+    }
+    let (lines, set) = (shape.image().map_or(1, |i| i.lines), dimm_config.geometry.set_lines().unwrap_or(1));
+    let first = boxes.outbox.end;
+    first..first + u32::try_from(lines.div_ceil(set)).unwrap_or(u32::MAX - first)
+}

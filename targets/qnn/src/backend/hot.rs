@@ -1,0 +1,299 @@
+//! Hot neurons of experts by batch (PowerInfer-2, §4.1.2 and §4.1.3).
+//!
+//! The hot neurons of the experts of layer `L` lie at `artifacts/layers.L.hot.qnn`, a folder:
+//!
+//! | file | what |
+//! |---|---|
+//! | `expert{E}_batch{B}.onnx` | the hot neurons that expert `E` has when `B` sequences are decoded, on `B` rows: a part of its sum |
+//! | `weights.bin` | codes of all hot neurons: a batch with more of them shares those of one with fewer |
+//! | `neurons.bin` | which neurons are hot: u32 `[E, most]`, the hottest first |
+//! | `rows.bin` | rows that activate them, f32 `[E, n, H]` |
+//! | `context.bin` | where the vendor's library is installed: all networks, compiled |
+//!
+//! The neurons that are not hot are the CPU's; the plan runs both and adds their sums.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
+
+use super::emit::{Gated, limited, measured, read_by_experts};
+use super::read::wrong;
+use super::rows::{AT_ONCE, Sample, cycled, deviations};
+use super::weights::{WeightFile, columns_of, rounded, rows_of as channels_of};
+use super::{ROWS, path_of};
+use crate::emit::Ffn;
+use crate::exec::Executor;
+use crate::net::NetworkError;
+use crate::onnx;
+use crate::quant::coded;
+use moec_backend::error::{Error, Result, io_error};
+use moec_backend::{Emit, HotBatch, HotLayer, LayerExperts};
+use moec_ir::plan::{GraphDecl, GraphTensor};
+use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, WeightExpr, WeightId};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::platform::regular;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+pub(super) type Failed = Box<dyn std::error::Error>;
+
+/// File that says which neurons are hot.
+const NEURONS: &str = "neurons.bin";
+/// Rows of each expert to verify its networks by.
+const SHOWN: usize = 8;
+
+/// Whether the experts of a layer can be networks of their hot neurons.
+///
+/// # Errors
+/// Why not, for people.
+pub(super) fn can(module: &Module, layer: u32) -> std::result::Result<(), String> {
+    match LayerExperts::of(module, layer) {
+        None => Err(format!("layer {layer} has no experts")),
+        Some(LayerExperts { glu: Glu::FatRelu { .. }, .. }) => {
+            Err("no operator of a network has the step of FATReLU".into())
+        }
+        Some(LayerExperts { glu: Glu::Ungated(_), .. }) => {
+            Err("its experts have no gate, which says which neurons are active".into())
+        }
+        Some(LayerExperts { biases: Some(_), .. }) => {
+            Err("its experts have biases, which belong to no neuron".into())
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Name of the network of an expert at a batch.
+fn function(expert: usize, batch: u32) -> String {
+    format!("expert{expert}_batch{batch}")
+}
+
+/// Declaration of that network in a plan.
+pub(super) fn declared(layer: &str, hidden: usize, expert: usize, batch: u32) -> GraphDecl {
+    let tensor = |name: &str| GraphTensor { name: name.to_owned(), shape: [batch, hidden as u32, 1, 1] };
+    GraphDecl {
+        package: path_of(layer),
+        function: function(expert, batch),
+        inputs: vec![tensor("x")],
+        outputs: vec![tensor("y")],
+        stateful: false,
+    }
+}
+
+/// Declarations in a plan of the networks of a layer at a batch, expert by expert.
+pub(super) fn graphs(module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
+    let Some(experts) = LayerExperts::of(module, layer) else { return Vec::new() };
+    let (name, down) = (HotLayer { layer, batches: Vec::new() }.name(), module.weight(experts.down));
+    (0..down.matrices()).map(|e| declared(&name, down.rows(), e, batch)).collect()
+}
+
+/// Writes the hot neurons of a build. Gives the bytes of their codes.
+///
+/// # Errors
+/// More codes than the unit holds; a weight that no code holds; a disk that is full.
+pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
+    let mut written = 0;
+    for (layer, order) in emit.hot {
+        (emit.next)(&layer.name())?;
+        written += Making::new(emit, layer)?.write(order)?;
+    }
+    Ok(written)
+}
+
+/// The hot neurons of a layer on their way.
+struct Making<'a> {
+    emit: &'a Emit<'a>,
+    layer: &'a HotLayer,
+    experts: LayerExperts,
+    hidden: usize,
+    /// Ends of clusters, ascending.
+    cuts: Vec<usize>,
+}
+
+impl<'a> Making<'a> {
+    fn new(emit: &'a Emit<'a>, layer: &'a HotLayer) -> Result<Self> {
+        let experts = LayerExperts::of(emit.module, layer.layer);
+        let experts = experts.ok_or_else(|| Error::bug(format!("`{}` has no experts", layer.name())))?;
+        let hidden = emit.module.weight(experts.gate_up).cols();
+        Ok(Self { emit, layer, experts, hidden, cuts: layer.cuts() })
+    }
+
+    fn cannot(&self, e: &dyn std::fmt::Display) -> Error {
+        let error = Error::limit(format!("`{}` cannot be networks", self.layer.name())).because(e);
+        error.hint("set `hot = \"cpu\"` under `[placement]`")
+    }
+
+    fn write(&self, order: &[Vec<u32>]) -> Result<u64> {
+        let (emit, name) = (self.emit, self.layer.name());
+        let folder = emit.root.join(path_of(&name));
+        fs::create_dir_all(&folder).map_err(|e| io_error("create", &folder, &e))?;
+        let mut file = WeightFile::create(&folder)?;
+        let made = order.iter().enumerate().map(|(e, own)| self.expert(e, own, &mut file));
+        let made: Vec<Ffn> = made.collect::<Result<_>>()?;
+        let bytes = file.finish()?;
+        limited(emit.unit, &name, bytes, "set `hot = \"cpu\"` under `[placement]`")?;
+        let drawn = || {
+            let x = read_by_experts(emit.module, self.layer.layer)?;
+            deviations(emit.module, x, self.experts.gate_up, emit.numbers)
+        };
+        let sample = Sample::new(emit.numbers, emit.module, self.experts.gate_up, drawn)?;
+        let mut shown = Vec::new();
+        for (e, ffn) in made.iter().enumerate() {
+            (emit.next)(&name)?;
+            shown.extend(self.networks(e, ffn, &folder, &sample)?);
+        }
+        let put = |file: &str, bytes: Vec<u8>| {
+            let path = folder.join(file);
+            fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))
+        };
+        put(ROWS, shown.iter().flat_map(|x| x.to_le_bytes()).collect())?;
+        let most = self.cuts.last().copied().unwrap_or(0);
+        put(
+            NEURONS,
+            order.iter().flat_map(|own| own.iter().take(most)).flat_map(|n| n.to_le_bytes()).collect(),
+        )?;
+        Ok(bytes)
+    }
+
+    /// One expert by clusters, its codes written: they are the CPU's of the same neurons.
+    fn expert(&self, e: usize, order: &[u32], file: &mut WeightFile) -> Result<Ffn> {
+        let module = self.emit.module;
+        let [gate_up, down] = [self.experts.gate_up, self.experts.down].map(|id| module.weight(id));
+        let inner = down.cols();
+        let both = rounded(self.emit.numbers, gate_up, e)?;
+        let columns = rounded(self.emit.numbers, down, e)?;
+        let (mut clusters, mut first) = (Vec::new(), 0);
+        for (i, &end) in self.cuts.iter().enumerate() {
+            let own: Vec<usize> =
+                order.get(first..end).unwrap_or_default().iter().map(|&n| n as usize).collect();
+            let up: Vec<usize> = own.iter().map(|n| n + inner).collect();
+            let gated = Gated {
+                name: format!("expert{e}.{i}"),
+                hidden: self.hidden,
+                glu: self.experts.glu,
+                gate: (&channels_of(&both, self.hidden, &own), 0..own.len()),
+                up: (&channels_of(&both, self.hidden, &up), 0..own.len()),
+                down: &columns_of(&columns, inner, &own),
+                gate_up_bias: None,
+                down_bias: None,
+            };
+            clusters.extend(gated.written(file)?.clusters);
+            first = end;
+        }
+        Ok(Ffn { hidden: self.hidden, glu: self.experts.glu, clusters })
+    }
+
+    /// The networks of one expert, written. Gives the rows that they are verified by: of those that measured ranges the ones of
+    /// which its hot neurons make most.
+    fn networks(&self, e: usize, ffn: &Ffn, folder: &Path, sample: &Sample) -> Result<Vec<f32>> {
+        let plain = |name: &str, rows: usize, clusters: usize| {
+            ffn.graph(name, rows, clusters).map_err(|e: NetworkError| self.cannot(&e))
+        };
+        // Tensors of all batches have the same names: how wide they are is measured once.
+        let whole = plain("ranges", AT_ONCE, self.cuts.len())?;
+        let shown = awake(&whole, folder, sample, self.hidden).map_err(|e| self.cannot(&e))?;
+        let ranges = measured(whole, folder, sample).map_err(|e| self.cannot(&e))?;
+        for HotBatch { batch, neurons } in &self.layer.batches {
+            let clusters = self.cuts.partition_point(|&end| end <= *neurons as usize);
+            let function = function(e, *batch);
+            let network = plain(&function, *batch as usize, clusters)?;
+            let codes = coded(&network, &ranges).map_err(|e| self.cannot(&e))?;
+            let bytes = onnx::write(&codes).map_err(|e| self.cannot(&e))?;
+            let path = folder.join(format!("{function}.onnx"));
+            fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))?;
+        }
+        Ok(shown)
+    }
+}
+
+/// The [`SHOWN`] rows of a sample of which a network makes most.
+fn awake(
+    network: &crate::net::Network,
+    folder: &Path,
+    sample: &Sample,
+    hidden: usize,
+) -> std::result::Result<Vec<f32>, crate::exec::ExecError> {
+    let executor = Executor::new(Arc::new(network.clone()), Some(&BundleReader::unchecked(folder)))?;
+    let mut rows: Vec<(f32, Vec<f32>)> = Vec::new();
+    for (x, _) in sample.runs() {
+        let outcome = executor.run(&[&x])?;
+        let sums = outcome.outputs.iter().flat_map(|y| y.chunks_exact(hidden));
+        let most = |y: &[f32]| y.iter().fold(0.0_f32, |most, y| most.max(y.abs()));
+        rows.extend(sums.map(most).zip(x.chunks_exact(hidden).map(<[f32]>::to_vec)));
+        rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+        rows.truncate(SHOWN);
+    }
+    Ok(cycled(&rows.into_iter().flat_map(|(_, row)| row).collect::<Vec<_>>(), SHOWN * hidden))
+}
+
+/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all others to the CPU.
+/// Executes nothing.
+///
+/// # Errors
+/// A file that is missing or malformed; hot neurons outside of the expert, or that the CPU has, too.
+pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> Result<()> {
+    for layer in hot {
+        let failed = |e: &dyn std::fmt::Display| wrong(&path_of(&layer.name()), e);
+        let experts = LayerExperts::of(module, layer.layer).ok_or_else(|| failed(&"no layer of experts"))?;
+        let down = module.weight(experts.down);
+        let inner = down.cols();
+        let order = neurons(bundle, layer, down.matrices(), inner).map_err(|e| failed(&e))?;
+        for &HotBatch { batch, neurons } in layer.batches.iter().filter(|b| (b.neurons as usize) < inner) {
+            let cold = cold(module, layer.layer, batch).map(|id| module.weight(id));
+            let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
+            if !alike {
+                return Err(failed(&format!(
+                    "the Graph leaves other neurons to the CPU than `{NEURONS}` does for batch {batch}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The cold neurons of a layer at a batch; `None` where all are hot.
+pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<WeightId> {
+    let graph = module.entries.iter().find(|g| g.kind == EntryKind::Decode(batch))?;
+    graph.nodes.iter().filter(|n| n.scope.layer == Some(layer)).find_map(|node| {
+        match (&node.op, node.inputs.get(2)) {
+            (Op::NeuronFfn { .. }, Some(&Operand::Weight(id))) => Some(id),
+            _ => None,
+        }
+    })
+}
+
+/// Whether a weight is the neurons of each expert after the `hot` first of an order, which `hottest` begins.
+fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
+    let WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of } = weight else { return false };
+    let same = |own: &[u32], hottest: &[usize]| own.iter().map(|&n| n as usize).eq(hottest.iter().copied());
+    let alike = match &**of {
+        WeightExpr::Arrange { order, .. } => order
+            .chunks_exact(inner)
+            .zip(hottest)
+            .all(|(own, first)| own.get(..hot).zip(first.get(..hot)).is_some_and(|(a, b)| same(a, b))),
+        _ => hottest.iter().all(|first| first.get(..hot).is_some_and(|f| f.iter().copied().eq(0..hot))),
+    };
+    (*start, *len) == (hot, inner - hot) && alike
+}
+
+/// Hot neurons of each expert, read from a bundle.
+pub(super) fn neurons(
+    bundle: &BundleReader,
+    layer: &HotLayer,
+    experts: usize,
+    inner: usize,
+) -> Result<Vec<Vec<usize>>, Failed> {
+    let bytes = bundle.below(&path_of(&layer.name())).read(NEURONS, regular::NETWORK)?;
+    let most = layer.cuts().last().copied().unwrap_or(0);
+    let all: Vec<usize> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b) as usize).collect();
+    if most == 0 || bytes.len() != experts * most * 4 {
+        return Err(format!("`{NEURONS}` has not {most} neurons of each of {experts} experts").into());
+    }
+    let own = |order: &[usize]| {
+        let mut seen = order.to_vec();
+        seen.sort_unstable();
+        seen.dedup();
+        seen.len() == order.len() && seen.last().is_some_and(|&n| n < inner)
+    };
+    match all.chunks_exact(most).position(|order| !own(order)) {
+        Some(e) => Err(format!("`{NEURONS}` names neurons that expert {e} has not, or some twice").into()),
+        None => Ok(all.chunks_exact(most).map(<[usize]>::to_vec).collect()),
+    }
+}

@@ -1,0 +1,179 @@
+//! Rows by which ranges are measured: those that calibration kept of real text, or else rows like those that experts meet.
+//!
+//! Experts read what an RMS norm gives, so that `Σ (x/gain)²` over the channels of a row is their number. Calibration knows
+//! how the squares are divided between channels; together both say how large each channel is on average. Rows are drawn
+//! with these variances. They lack the tails of real ones, for which ranges are widened ([`HEADROOM`]).
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
+
+use super::weights::Part;
+use moec_backend::Numbers;
+use moec_backend::error::{Error, Result};
+use moec_ir::{Module, Op, Operand, Weight, WeightId};
+
+/// Factor by which codes reach at least further than what was seen: two of sixteen bits are given for what is rare. On text that
+/// calibration has not read, networks diverge least from 4 to 16 (docs/qnn-networks.md, Ranges).
+pub(super) const HEADROOM: f32 = 4.0;
+/// Fewer rows of text say too little of ranges.
+const ENOUGH: usize = 32;
+/// Rows of a run.
+pub(super) const AT_ONCE: usize = 32;
+/// Runs of drawn rows; every other one measures margins.
+const DRAWN_RUNS: u64 = 4;
+
+/// Rows that one layer's networks are measured by.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Sample {
+    /// Rows of text, `[n, H]`.
+    Text { rows: Vec<f32>, hidden: usize },
+    /// Standard deviations `[H]` of what is drawn.
+    Drawn(Vec<f32>),
+}
+
+impl Sample {
+    /// For networks that begin with a weight: rows of text where calibration has kept enough, or what `drawn` says.
+    ///
+    /// # Errors
+    /// Those of `drawn`; a file that cannot be read.
+    pub(super) fn new(
+        numbers: &dyn Numbers,
+        module: &Module,
+        weight: WeightId,
+        drawn: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<Self> {
+        let weight = module.weight(weight);
+        let hidden = weight.cols();
+        let rows = numbers.rows(weight)?.filter(|rows| rows.len() >= ENOUGH * hidden);
+        Ok(match rows {
+            Some(rows) => Self::Text { rows, hidden },
+            None => Self::Drawn(drawn()?),
+        })
+    }
+
+    /// Runs of [`AT_ONCE`] rows each, and whether a run measures margins.
+    pub(super) fn runs(&self) -> Vec<(Vec<f32>, bool)> {
+        match self {
+            Self::Text { rows, hidden } => {
+                // Rows come in an order that has nothing to do with what is in them.
+                let (seen, held) = rows.split_at(rows.len() / hidden / 2 * hidden);
+                let of = |half: &[f32], held: bool| -> Vec<(Vec<f32>, bool)> {
+                    let runs = half.chunks(AT_ONCE * hidden);
+                    runs.map(|run| (cycled(run, AT_ONCE * hidden), held)).collect()
+                };
+                [of(seen, false), of(held, true)].concat()
+            }
+            Self::Drawn(deviations) => {
+                (0..DRAWN_RUNS).map(|seed| (drawn(deviations, AT_ONCE, seed), seed % 2 == 1)).collect()
+            }
+        }
+    }
+
+    /// At most `most` rows to verify networks by: of text those that have measured margins come first.
+    pub(super) fn shown(&self, most: usize) -> Vec<f32> {
+        match self {
+            Self::Text { rows, hidden } => {
+                let (seen, held) = rows.split_at(rows.len() / hidden / 2 * hidden);
+                held.iter().chain(seen).take(most * hidden).copied().collect()
+            }
+            Self::Drawn(deviations) => drawn(deviations, most, 0),
+        }
+    }
+}
+
+/// So many numbers, from the first again where there are not as many.
+pub(super) fn cycled(of: &[f32], count: usize) -> Vec<f32> {
+    of.iter().cycle().take(count).copied().collect()
+}
+
+/// Standard deviations of the channels of an operand, which a weight is multiplied by.
+///
+/// # Errors
+/// An operand that no RMS norm gives; a file that cannot be read.
+pub(super) fn deviations(
+    module: &Module,
+    x: Operand,
+    weight: WeightId,
+    numbers: &dyn Numbers,
+) -> Result<Vec<f32>> {
+    let weight = module.weight(weight);
+    let gain = gain(module, x, weight, numbers)?;
+    let share = numbers.importance(weight, 0).filter(|s| s.len() == gain.len());
+    let share = share.unwrap_or_else(|| gain.iter().map(|g| g * g).collect());
+    let normed: f64 =
+        share.iter().zip(&gain).filter(|(_, g)| **g != 0.0).map(|(s, g)| f64::from(s / (g * g))).sum();
+    let factor = if normed > 0.0 { gain.len() as f64 / normed } else { 1.0 };
+    Ok(share.iter().map(|s| (f64::from(*s) * factor).sqrt() as f32).collect())
+}
+
+/// The gain of the norm that gives an operand; 1 everywhere where rewriting has folded it into matrices.
+fn gain(module: &Module, x: Operand, reader: &Weight, numbers: &dyn Numbers) -> Result<Vec<f32>> {
+    let missing = || {
+        Error::limit(format!("`{}` does not read an RMS norm", reader.name))
+            .because("without rows of text, how wide its activations are follows from the norm")
+            .hint("take the profile anew with `moec calibrate`: it keeps rows of text")
+    };
+    let graph = module.entries.first().ok_or_else(missing)?;
+    let mut operand = x;
+    loop {
+        let Operand::Value(value) = operand else { return Err(missing()) };
+        let node = graph.def(value).and_then(|id| graph.nodes.get(id.0 as usize)).ok_or_else(missing)?;
+        match node.op {
+            Op::GatherRows => {
+                operand = *node.inputs.first().ok_or_else(missing)?;
+            }
+            Op::RmsNorm { weight: false, groups: 1, .. } => return Ok(vec![1.0; reader.cols()]),
+            Op::RmsNorm { weight: true, groups: 1, .. } => {
+                let Some(Operand::Weight(id)) = node.inputs.get(1).copied() else { return Err(missing()) };
+                let gain = Part { weight: module.weight(id), matrix: 0, rows: 0..1 }.read(numbers)?;
+                return if gain.len() == reader.cols() { Ok(gain) } else { Err(missing()) };
+            }
+            _ => return Err(missing()),
+        }
+    }
+}
+
+/// Rows with these deviations, the same in every build: a sum of twelve even numbers is nearly normal.
+fn drawn(deviations: &[f32], rows: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    // SplitMix64 (Steele, Lea and Flood 2014).
+    let mut next = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32
+    };
+    let mut normal = move || (0..12).map(|_| next()).sum::<f32>() - 6.0;
+    (0..rows).flat_map(|_| deviations.iter().map(|d| d * normal()).collect::<Vec<_>>()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_text_are_all_used_half_of_them_for_margins() {
+        let rows: Vec<f32> = (0..100 * 2).map(|i| i as f32).collect();
+        let sample = Sample::Text { rows: rows.clone(), hidden: 2 };
+        let runs = sample.runs();
+        assert!(runs.iter().all(|(run, _)| run.len() == AT_ONCE * 2));
+        let of = |wanted: bool| -> std::collections::BTreeSet<u32> {
+            runs.iter()
+                .filter(|(_, held)| *held == wanted)
+                .flat_map(|(run, _)| run)
+                .map(|x| *x as u32)
+                .collect()
+        };
+        assert_eq!((of(false), of(true)), ((0..100).collect(), (100..200).collect()));
+        assert_eq!(sample.shown(51), [&rows[100..], &rows[..2]].concat());
+    }
+
+    #[test]
+    fn rows_have_the_deviations_and_are_the_same_again() {
+        let rows = drawn(&[1.0, 0.0, 10.0], 4000, 7);
+        assert_eq!(rows, drawn(&[1.0, 0.0, 10.0], 4000, 7));
+        for (c, want) in [1.0, 0.0, 100.0].into_iter().enumerate() {
+            let square: f32 = rows.chunks(3).map(|r| r[c] * r[c]).sum::<f32>() / 4000.0;
+            assert!((square - want).abs() <= 0.08 * want, "{c}: {square}");
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Neurons on disk: logits are those of the same model in memory, bit for bit, whatever the memory, the threads and the reader;
+//! and a token reads fewer bytes than of whole experts.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use crate::support;
+
+use moec_bundle::read::Bundle;
+use moec_runtime::exec::engine::Want;
+use moec_runtime::offload::disk::{self, Choice};
+use moec_runtime::offload::paging::{Hooks, Paging, Report, Wrap};
+use moec_runtime::{Engine, Options, Program};
+use moec_sim::disk::fault::{Faulty, Gate, Injected};
+use moec_sim::neurons::Recorder;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
+
+/// Tokens that are generated after the prompt.
+const DECODED: usize = 24;
+
+fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
+    let toml = folder.join("model.toml");
+    let text = format!(
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
+         [weights]\nexperts = \"{format}\"\n{more}\n",
+        source.display(),
+    );
+    std::fs::write(&toml, text).unwrap();
+    toml
+}
+
+fn build(source: &Path, folder: &Path, format: &str, more: &str) -> Bundle {
+    let bundle = folder.join("b");
+    built(&write(source, folder, format, more), &["--target", "native"], &bundle);
+    Bundle::open(&bundle).unwrap()
+}
+
+const ON_DISK: &str = "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 3";
+
+/// Difference of a run from the plan.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    frames: u32,
+    staging: u32,
+    threads: usize,
+    reader: Choice,
+}
+
+/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
+fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
+    let mut all = Vec::new();
+    let mut best = 0;
+    let keep = |all: &mut Vec<u32>, logits: &[f32]| {
+        all.extend(logits.iter().map(|x| x.to_bits()));
+        logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
+    };
+    for slot in 0..2 {
+        engine.reset(slot)?;
+        engine.prefill(slot, 0, prompt, Want::Last, &mut |_, l| {
+            best = keep(&mut all, l);
+            Ok(())
+        })?;
+    }
+    for i in 0..DECODED {
+        engine.decode(&[(0, prompt.len() + i, best)], &mut |_, l| {
+            best = keep(&mut all, l);
+            Ok(())
+        })?;
+    }
+    let pair = [(0, prompt.len() + DECODED, best), (1, prompt.len(), best)];
+    engine.decode(&pair, &mut |_, l| {
+        keep(&mut all, l);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+fn with_engine<R>(
+    bundle: &Bundle,
+    case: Option<Case>,
+    (wrap, recorder): (Option<Wrap>, Option<&'static Recorder>),
+    f: impl FnOnce(&mut Engine<'_>) -> R,
+) -> R {
+    let mut plan = bundle.plan.clone();
+    let reader = case.map_or(Choice::Threads, |c| c.reader);
+    let disk = disk::Options { reader, ..disk::Options::default() };
+    let hooks = recorder.map(|recorder| recorder as &'static dyn Hooks);
+    let how = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks };
+    if let Some((own, case)) = plan.paging.as_mut().zip(case) {
+        (own.frames, own.staging) = (case.frames, case.staging);
+    }
+    let unit = bundle.unit().unwrap();
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let threads = Some(case.map_or(2, |c| c.threads));
+    let options = Options { threads, resident: case.is_none(), paging: Some(how), ..Options::default() };
+    f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
+}
+
+fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
+    with_engine(bundle, None, (None, None), |engine| {
+        assert_eq!(engine.paging(), None);
+        logits(engine, prompt).unwrap()
+    })
+}
+
+/// Logits, what was done, and units that tokens used: the least that a cache would have read, and all.
+fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report, (u64, u64)) {
+    let recorder = recorder(bundle);
+    with_engine(bundle, Some(case), (None, Some(recorder)), |engine| {
+        let found = logits(engine, prompt).unwrap();
+        (found, engine.paging().unwrap(), recorder.least_read(case.frames).unwrap())
+    })
+}
+
+/// Lives as long as the tests: a run is given hooks that do.
+fn recorder(bundle: &Bundle) -> &'static Recorder {
+    let experts: Vec<u32> = bundle.plan.paging.as_ref().unwrap().layers.iter().map(|l| l.experts).collect();
+    Box::leak(Box::new(Recorder::new(&experts, frames(bundle)[0])))
+}
+
+/// Frames of an expert, and of all of them.
+fn frames(bundle: &Bundle) -> [u32; 2] {
+    let paging = bundle.plan.paging.as_ref().unwrap();
+    let inter = bundle.plan.segments[paging.layers[0].down as usize].extents().1;
+    let one = inter.div_ceil(paging.neurons);
+    [one, one * paging.layers.iter().map(|l| l.experts).sum::<u32>()]
+}
+
+#[test]
+fn logits_are_those_of_the_model_in_memory() {
+    let prompt = &expected(&ferris_relu()).ids[..44];
+    for format in ["bf16", "f32", "q8", "q4"] {
+        let folder = tempfile::tempdir().unwrap();
+        let resident = build(&ferris_relu(), folder.path(), format, "[experts]\nskip = \"on\"");
+        let want = in_memory(&resident, prompt);
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&ferris_relu(), folder.path(), format, ON_DISK);
+        assert!(in_memory(&bundle, prompt) == want, "{format}: gates by themselves give other bits");
+        let [one, all] = frames(&bundle);
+        assert_eq!(bundle.plan.paging.as_ref().unwrap().frames, all, "a large budget holds all neurons");
+        let staging = bundle.plan.paging.as_ref().unwrap().staging;
+        for (frames, staging, threads, reader) in [
+            (all, staging, 2, Choice::Threads),
+            (all / 2, staging, 1, Choice::Threads),
+            (all / 4, 9, 3, Choice::Auto),
+            (one, 2, 2, Choice::Threads),
+        ] {
+            let case = Case { frames, staging, threads, reader };
+            let (found, report, (least, used)) = run(&bundle, case, prompt);
+            assert!(found == want, "{format}, {case:?}: other bits");
+            assert!(report.misses > 0 && report.disk.bytes > 0, "{format}, {case:?}: {report:?}");
+            assert!(0 < least && least <= used, "{format}, {case:?}: {least} of {used}");
+        }
+    }
+}
+
+#[test]
+fn families_with_relu_run_from_disk() {
+    for (family, format) in [
+        ("smallthinker_4b", "f32"),
+        ("smallthinker_21b", "f32"),
+        ("turbosparse_mixtral", "f32"),
+        // Scales lie apart from codes.
+        ("smallthinker_4b", "q8"),
+        ("turbosparse_mixtral", "q8"),
+    ] {
+        let prompt = &expected(&checkpoint(family)).ids[..24];
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&checkpoint(family), folder.path(), format, ON_DISK);
+        let down = bundle.plan.paging.as_ref().unwrap().layers[0].down;
+        let apart = bundle.plan.segments[down as usize].up_down().unwrap().has_split_scales();
+        assert_eq!(apart, format == "q8", "{family}");
+        let [one, all] = frames(&bundle);
+        let want = in_memory(&bundle, prompt);
+        for frames in [one, (all / 2).max(one)] {
+            let case = Case { frames, staging: 4, threads: 2, reader: Choice::Threads };
+            assert!(run(&bundle, case, prompt).0 == want, "{family} in {format}, {case:?}: other bits");
+        }
+    }
+}
+
+/// Bytes that a token reads from disk, of the text of the golden file, and of the best cache of the same frames.
+fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
+    let staging = bundle.plan.paging.as_ref().unwrap().staging;
+    let case = Case { frames, staging, threads: 1, reader: Choice::Threads };
+    let recorder = bundle.plan.paging.as_ref().unwrap().by_neurons().then(|| recorder(bundle));
+    with_engine(bundle, Some(case), (None, recorder), |engine| {
+        for (pos, &id) in text.iter().enumerate() {
+            engine.decode(&[(0, pos, id)], &mut |_, _| Ok(())).unwrap();
+        }
+        let report = engine.paging().unwrap();
+        let per = |bytes: u64| bytes as f64 / text.len() as f64;
+        // A read has what pads neurons on disk, too.
+        let read = report.disk.bytes as f64 / report.misses.max(1) as f64;
+        let least = recorder.map_or(0, |r| r.least_read(frames).unwrap().0) as f64;
+        (per(report.disk.bytes), least * read / text.len() as f64)
+    })
+}
+
+/// Rows of the table in `docs/neuron-cache.md`: shares of the experts' bytes in memory, and kilobytes per token of whole
+/// experts, of neurons, and the least of these.
+fn table() -> Vec<[f64; 4]> {
+    let text = &expected(&ferris_relu()).ids;
+    let text = &text[..text.len().min(96)];
+    let [whole, neurons] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let lru = "[memory]\nbudget = \"1 GiB\"\nthreads = 3\npolicy = \"lru\"\nprefetch = 0";
+    let whole = build(&ferris_relu(), whole.path(), "f32", lru);
+    let neurons = build(&ferris_relu(), neurons.path(), "f32", ON_DISK);
+    let segments = &whole.plan.segments;
+    let all: u64 = segments.iter().filter(|s| s.file == 1).map(|s| s.bytes).sum();
+    let paging = neurons.plan.paging.as_ref().unwrap();
+    let gates = |l: &moec_ir::plan::PagedLayer| neurons.plan.segments[l.gate_up as usize].bytes;
+    let gates: u64 = paging.layers.iter().map(gates).sum();
+    let row = |percent: u64| {
+        let room = all * percent / 100;
+        let whole =
+            per_token(&whole, (room / whole.plan.paging.as_ref().unwrap().frame_bytes) as u32, text).0;
+        let (own, least) = per_token(&neurons, ((room - gates) / paging.frame_bytes) as u32, text);
+        [percent as f64, whole / 1e3, own / 1e3, least / 1e3]
+    };
+    [75, 50, 40].map(row).to_vec()
+}
+
+#[test]
+fn a_token_reads_less_than_of_whole_experts() {
+    const PAGE: &str = "docs/neuron-cache.md";
+    let rows = table();
+    for &[percent, whole, neurons, least] in &rows {
+        assert!(
+            neurons < 0.7 * whole && least <= neurons,
+            "{percent} %: {neurons} of {whole} kB, least {least}"
+        );
+    }
+    let line = |[percent, whole, neurons, least]: &[f64; 4]| {
+        format!("| {percent} % | {whole:.0} kB | {neurons:.0} kB | {least:.0} kB |\n")
+    };
+    let lines: String = rows.iter().map(line).collect();
+    let table = format!("\n| memory | whole experts | neurons | least |\n|---|---|---|---|\n{lines}\n");
+    let page = std::fs::read_to_string(root().join(PAGE)).unwrap();
+    let (before, rest) = page.split_once("neurons_on_disk::` -->\n").unwrap();
+    let (stands, behind) = rest.split_once("<!-- /disk -->").unwrap();
+    if std::env::var_os("MOEC_BLESS").is_some() {
+        let page = format!("{before}neurons_on_disk::` -->\n{table}<!-- /disk -->{behind}");
+        return std::fs::write(root().join(PAGE), page).unwrap();
+    }
+    // Which neurons are active may depend on how a machine rounds, a little.
+    let numbers = |text: &str| -> Vec<f64> {
+        text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    };
+    let (stand, found) = (numbers(stands), numbers(&table));
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1.0 + 0.05 * b;
+    assert!(
+        stand.len() == found.len() && stand.iter().zip(&found).all(near),
+        "{PAGE} says{stands}and not{table}"
+    );
+}
+
+#[test]
+fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, profile) = (root().join("golden/models/ferris/eval/text.txt"), folder.path().join("p.trace"));
+    let toml = write(&ferris_relu(), folder.path(), "f32", "");
+    let mut calibrate = moec();
+    calibrate.arg("calibrate").arg(&toml).args(["--quiet", "--tokens", "2048", "--text"]).arg(text);
+    ok(calibrate.arg("-o").arg(&profile));
+    // A disk on which a byte of a small read takes twice as long as one of a large read.
+    let device = folder.path().join("device.toml");
+    let row = |bytes: u32, rate: f32| {
+        format!("  {{ block_bytes = {bytes}, gb_per_s = {rate:?}, source = \"a test\" }},\n")
+    };
+    let disk =
+        format!("[[memory]]\nname = \"disk\"\nbandwidth = [\n{}{}]\n", row(4096, 1.0), row(524_288, 2.0));
+    let native = String::from_utf8(ok(moec().args(["targets", "native"])).stdout).unwrap();
+    std::fs::write(&device, format!("{native}\n{disk}")).unwrap();
+    let device = device.display().to_string();
+    let seen = format!("[calibrate]\nprofile = \"{}\"\n", profile.display());
+    for (target, budget, calibrated, by_neurons, why) in [
+        (&*device, "30 MiB", true, true, "by neurons: what a token is expected to read"),
+        // Gates alone take 7 MB.
+        (&*device, "24 MiB", true, false, "whole: gates would leave too little"),
+        // Memory holds all of it.
+        (&*device, "1 GiB", true, false, "whole: what a token is expected to read"),
+        (&*device, "30 MiB", false, false, ""),
+        // The disk's speed is not known: small reads are taken to be as slow as on the one that was measured.
+        ("native", "30 MiB", true, false, "bytes of small reads count 6.0 times"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let seen = if calibrated { &*seen } else { "" };
+        let memory = format!("{seen}[memory]\nbudget = \"{budget}\"\nthreads = 2");
+        let bundle = folder.path().join("b");
+        built(&write(&ferris_relu(), folder.path(), "f32", &memory), &["--target", target], &bundle);
+        let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle)).stdout).unwrap();
+        let paging = Bundle::open(&bundle).unwrap().plan.paging.unwrap();
+        assert_eq!(paging.by_neurons(), by_neurons, "{budget} on {target}:\n{said}");
+        assert!(said.contains(why), "{budget} on {target}:\n{said}");
+    }
+}
+
+#[test]
+fn a_disk_that_fails_is_an_error_and_the_next_call_is_right() {
+    let prompt = &expected(&ferris_relu()).ids[..44];
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&ferris_relu(), folder.path(), "f32", ON_DISK);
+    let want = in_memory(&bundle, prompt);
+    // From the 40th read on the disk is gone, and comes back after 60 more.
+    let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
+    let [one, all] = frames(&bundle);
+    for (frames, threads) in [(all, 1), (3 * one, 2)] {
+        let case = Case { frames, staging: 8, threads, reader: Choice::Threads };
+        with_engine(&bundle, Some(case), (Some(faulty(plan)), None), |engine| {
+            let mut failures = 0;
+            let found = loop {
+                match logits(engine, prompt) {
+                    Ok(found) => break found,
+                    Err(e) => {
+                        let said = e.to_string();
+                        assert!(said.contains("experts.bin") && said.contains("extent"), "{said}");
+                        failures += 1;
+                        assert!(failures < 100, "it never recovers: {said}");
+                    }
+                }
+            };
+            assert!(failures > 0 && found == want, "{case:?}: {failures} failures");
+        });
+    }
+}
+
+/// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
+fn faulty(plan: fn(u32) -> Injected) -> Wrap {
+    let wrap = move |reader| {
+        let count = AtomicU32::new(0);
+        let next = move |_: &disk::Read| plan(count.fetch_add(1, Ordering::Relaxed));
+        Box::new(Faulty::new(reader, Gate::default(), next)) as Box<dyn disk::Reader>
+    };
+    Wrap(Box::leak(Box::new(wrap)))
+}
+
+#[test]
+fn what_cannot_be_is_said_with_what_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |source: &Path, more: &str| {
+        let toml = write(source, folder.path(), "bf16", more);
+        fails(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(folder.path().join("b")))
+            .1
+    };
+    let said = refused(&ferris_relu(), "[experts]\nskip = \"on\"\n[memory]\nbudget = \"16 MiB\"");
+    assert!(said.contains("too small") && said.contains("the smallest that can work is"), "{said}");
+    let said =
+        refused(&ferris_relu(), "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\npolicy = \"lfu\"");
+    assert!(said.contains("kept by `lru`"), "{said}");
+}
