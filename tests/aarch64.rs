@@ -159,8 +159,8 @@ fn families_in_bf16() {
     }
 }
 
-/// Formats of weights and of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot
-/// products of bytes (`sdot`), and panels unpacked to f32.
+/// Formats of weights and of rows whose results depend on the machine's rounding: bf16 dot products
+/// (`bfdot`), dot products of bytes (`sdot`), and panels unpacked to f32.
 const ROUNDED: [(&str, &str); 6] =
     [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32"), ("q4o", "i8")];
 
@@ -171,7 +171,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
     // The same arithmetic on this machine, or the exact one where it has not the instructions.
     let pairs = std::arch::is_x86_feature_detected!("avx512bf16");
     for (i, (format, activations)) in moec_testing::every_second(ROUNDED.into_iter().enumerate()) {
-        // Dense and latent attention, gates with biases, shared experts: three families stand for all.
+        // Dense and latent attention, gates with biases, shared experts: three families represent all.
         let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral", "qwen3_moe"][i];
         let want = expected(&checkpoint(family));
         let prompt = &want.greedy[..want.greedy.len() - 24];
@@ -194,8 +194,8 @@ fn small_numbers_mean_the_same_as_on_x86() {
             command
         };
         let (same, _) = answers(&start, "1", &want.ids, prompt, folder.path());
-        // A number at the edge between two codes may send a token of these untrained models to another expert,
-        // which changes its row for good: most rows must be near.
+        // A number at the edge between two codes may send a token of these untrained models to another
+        // expert, which changes its row for good: most rows must be near.
         let bound = if here == activations { 2e-3 } else { 2e-2 };
         let vocab = logits.len() / want.ids.len();
         let rows = logits.chunks(vocab).zip(same.chunks(vocab));

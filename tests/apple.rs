@@ -1,4 +1,5 @@
-//! Bundles for Macs: what their object code is, how it becomes a program there, and what is said where this cannot be.
+//! Bundles for Macs: what their object code is, how it becomes a program there, and what is said where this
+//! cannot be.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -50,7 +51,8 @@ impl Case {
         self.folder.path().join(name)
     }
 
-    /// A command without Python, a compiler or anything else to start: only moec, and a cache that begins empty.
+    /// A command without Python, a compiler or anything else to start: only moec, and a cache that begins
+    /// empty.
     fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command.env("MOEC_CACHE", self.path("cache")).env("PATH", self.path("nothing"));

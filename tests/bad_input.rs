@@ -1,6 +1,6 @@
 //! Bad input, as a user meets it: a clear error, exit code 1 or 2, and nothing half-written.
 //!
-//! What a checkpoint's files can have wrong is tested case by case in `compiler/import/tests/import`; here a few of
+//! Errors in a checkpoint's files are tested case by case in `compiler/import/tests/import`; here a few of
 //! them go through the binary, and everything that only a whole run can show.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
@@ -455,8 +455,8 @@ fn requests_that_cannot_be_met() {
     assert!(said.contains("neither a bundle nor a checkpoint"), "{said}");
 }
 
-/// Fuzzing starts from these: a seed that is refused at its first byte finds nothing. `MOEC_RENEW_SEEDS=1` writes
-/// those that a build gives.
+/// Fuzzing starts from these: a seed that is refused at its first byte finds nothing. `MOEC_RENEW_SEEDS=1`
+/// writes those that a build gives.
 #[test]
 fn seeds_of_fuzzing_are_of_this_version() {
     let seeds = support::root().join("fuzz/seeds");

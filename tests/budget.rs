@@ -1,5 +1,6 @@
-//! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident, and, where a
-//! control group can be made, everything that the kernel puts on its account, pages of files included.
+//! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident,
+//! and, where a control group can be made, everything that the kernel puts on its account, pages of files
+//! included.
 #![cfg(target_os = "linux")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -54,7 +55,8 @@ impl Case<'_> {
         run
     }
 
-    /// Runs it, which must keep what its process has resident to the budget. Gives whether reads passed by the page cache.
+    /// Runs it, which must keep what its process has resident to the budget. Gives whether reads passed by
+    /// the page cache.
     fn hold(&self, mut run: Command) -> bool {
         let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).expect("one JSON object");
         assert_eq!(said["memory"]["budget"], self.budget, "{said}");
@@ -80,10 +82,12 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], subcommands: &[&[&str]]) {
                 case.hold(case.command(folder));
                 continue;
             }
-            // Alone in a group without a limit it pays for every page of its files, and nothing makes the kernel drop any.
+            // Alone in a group without a limit it pays for every page of its files, and nothing makes the
+            // kernel drop any.
             let group = Group::new(test, None).unwrap();
-            // All but its code, which stays on the account of who built it: that of a library without optimization is
-            // several times a released one's, and what a run touches of it counts among what is resident.
+            // All but its code, which stays on the account of who built it: that of a library without
+            // optimization is several times a released one's, and what a run touches of it counts among what
+            // is resident.
             for (name, _) in tree(&bundle.folder).into_iter().filter(|(name, _)| name != "run") {
                 forget(&bundle.folder.join(name));
             }

@@ -295,7 +295,8 @@ fn caches_are_compared_on_a_recorded_router() {
     assert!(code == 2 && said.contains("25%"), "{said}");
 }
 
-/// Neurons of a trained model with ReLU: the zeros are those that the reference saw, and a larger batch leaves fewer.
+/// Neurons of a trained model with ReLU: the zeros are those that the reference saw, and a larger batch
+/// leaves fewer.
 #[test]
 fn neurons_of_a_trained_model_are_mostly_zero() {
     let folder = tempfile::tempdir().unwrap();

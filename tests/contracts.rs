@@ -1,7 +1,9 @@
-//! Contracts with scripts from outside: commands, options, keys of JSON and of `model.toml`, files, paths and names of targets.
+//! Contracts with scripts from outside: commands, options, keys of JSON and of `model.toml`, files, paths and
+//! names of targets.
 //!
-//! Every contract is a row of a table. A row that no longer holds is named in the failure: bring the old spelling back, beside a
-//! new one where there is one. The commands of `cargo xtask` have such a table in `xtask/src/main.rs`.
+//! Every contract is a row of a table. A row that no longer holds is named in the failure: bring the old
+//! spelling back, beside a new one where there is one. The commands of `cargo xtask` have such a table in
+//! `xtask/src/main.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -141,7 +143,8 @@ const PATHS: &[&str] = &[
 /// Files and folders of a bundle, beside `run`.
 const FILES: &[&str] = &["manifest.json", "plan.bin", "plan.txt", "weights", "artifacts", "runner"];
 
-/// Commands that print one JSON object, and keys of it. A key that begins with `…` is the end of a longer one.
+/// Commands that print one JSON object, and keys of it. A key that begins with `…` is the end of a longer
+/// one.
 ///
 /// `RUN` is the program of the bundle `BUNDLE`; `TEXT` and `TRACE` are files.
 const OBJECTS: &[(&str, &[&str])] = &[
@@ -256,9 +259,11 @@ fn the_cache_is_where_moec_cache_says() {
 /// `doctor` and `targets` agree on what this machine runs.
 #[test]
 fn doctor_lists_the_targets_that_run_here() {
-    let read = |command: &str| object(moec().args([command, "--json"])).unwrap();
+    let read = |command: &str| -> Value {
+        serde_json::from_slice(&finish(moec().args([command, "--json"])).stdout).unwrap()
+    };
     let doctor = read("doctor");
-    let found = doctor["checks"].as_array().unwrap().iter().find(|c| c["name"] == "processor").unwrap();
+    let found = doctor["checks"].as_array().unwrap().iter().find(|c| c["name"] == "cpu").unwrap();
     let listed = found["found"].as_str().unwrap().split_once(", runs ").unwrap().1.split(", ");
     let targets = read("targets");
     let here = targets.as_array().unwrap().iter().filter(|t| t["runs_here"] == true);

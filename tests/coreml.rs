@@ -1,7 +1,7 @@
-//! Core ML packages of whole models: golden checkpoints built for a Mac with a Neural Engine, what stands in the
-//! packages held against the checkpoint and the rules, and every function executed.
+//! Core ML packages of whole models: golden checkpoints built for a Mac with a Neural Engine, what stands in
+//! the packages held against the checkpoint and the rules, and every function executed.
 //!
-//! Where coremltools is not installed these tests are skipped.
+//! These tests are skipped if coremltools is not installed.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,

@@ -42,7 +42,8 @@ fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
     build_with(family, folder, format, [20, 96], |text| format!("{text}{more}"))
 }
 
-/// As [`build`], with prompts in chunks of so many tokens, so many in all, and `model.toml` as `change` makes it.
+/// As [`build`], with prompts in chunks of so many tokens, so many in all, and `model.toml` as `change` makes
+/// it.
 fn build_with(
     family: &str,
     folder: &Path,
@@ -59,7 +60,8 @@ fn build_with(
     Bundle::open(&bundle).unwrap()
 }
 
-/// Runs a bundle with the unit emulated, or on a GPU of this machine where `MOEC_CUDA=gpu` requests it (`cargo xtask gpu-check`).
+/// Runs a bundle with the unit emulated, or on a GPU of this machine where `MOEC_CUDA=gpu` requests it
+/// (`cargo xtask gpu-check`).
 fn run(bundle: &Bundle) -> Command {
     let mut run = moec();
     run.arg("run");
@@ -99,7 +101,8 @@ fn is_the_reference(family: &str, more: &str) {
     let [launches, copies] = accelerator_steps(&bundle.plan);
     assert!(launches > 0 && copies > 0, "{family}: {more}");
     if more == EVERYTHING {
-        // Tokens, positions, slots and wanted rows go there, logits come back; angles of two tables hang on a prompt's length.
+        // Tokens, positions, slots and wanted rows go there, logits come back; angles of two tables hang on a
+        // prompt's length.
         let left = kernels_on_cpu(&bundle.plan);
         assert!(left.iter().all(|code| code.contains("long: Some")), "{family}: {left:?}");
         assert!(copies <= 6 * bundle.plan.entries.len(), "{family}: {copies} copies");
@@ -136,7 +139,8 @@ fn families_by_halves_on_threads_give_the_reference() {
     }
 }
 
-/// Weights of every format that threads read, and a cache of bf16, give what the CPU makes of the same weights.
+/// Weights of every format that threads read, and a cache of bf16, give what the CPU makes of the same
+/// weights.
 #[test]
 fn formats_on_threads_are_those_of_the_cpu() {
     let family = "olmoe";
@@ -186,8 +190,8 @@ fn steps_on_tensor_cores_verify() {
     }
 }
 
-/// Logits of a family on tensor cores are near those of the same weights with exact activations on the CPU, and the tokens that
-/// follow are the same. What the CPU computes is exact in both.
+/// Logits of a family on tensor cores are near those of the same weights with exact activations on the CPU,
+/// and the tokens that follow are the same. What the CPU computes is exact in both.
 fn near_the_reference(family: &str, format: &str, more: &str) {
     let folder = tempfile::tempdir().unwrap();
     let want = expected(&checkpoint(family));
@@ -212,7 +216,8 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
             Code::Builtin(Builtin::Launch { kernel }) => Some(&rough.plan.launches[kernel as usize].symbol),
             _ => None,
         });
-        // Down projections of 48 neurons are no steps of 32 columns, and stay in f32; routers are stored in it.
+        // Down projections of 48 neurons are no steps of 32 columns, and stay in f32; routers are stored in
+        // it.
         let stored = format!("_{format}_");
         let matrices =
             |s: &&String| (s.contains("expert_gate_up") || s.contains("linear_k64")) && s.contains(&stored);
@@ -221,8 +226,8 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
         }
     }
     let [exact_logits, rough_logits] = [&exact, &rough].map(|b| logits(b, &want.ids));
-    // Rounding may send a token of such an untrained model to another expert, which changes its row for good. The CPU's own bf16
-    // is no nearer: of glm4_moe, the farthest, it leaves 19 of 48 rows farther than that.
+    // Rounding may send a token of such an untrained model to another expert, which changes its row for good.
+    // The CPU's own bf16 is no nearer: of glm4_moe, the farthest, it leaves 19 of 48 rows farther than that.
     let vocab = exact_logits.len() / want.ids.len();
     let rows = exact_logits.chunks(vocab).zip(rough_logits.chunks(vocab));
     let far: Vec<f32> = rows.map(|(a, b)| distance(a, b)).filter(|d| *d > ROUNDED).collect();
@@ -235,7 +240,8 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
     assert_eq!(a, b, "{family} in {format}, {more}");
 }
 
-/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the CPU's tokens with all experts on the unit.
+/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the CPU's tokens with
+/// all experts on the unit.
 #[test]
 fn big_little_on_threads_decodes_as_the_cpu() {
     let family = "qwen3_moe";
@@ -298,7 +304,8 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     assert!(said.contains("is missing from the bundle"), "{said}");
 }
 
-/// A kernel that leaves the unit's memory is stopped, with the line of its text; one whose operand lies outside is not begun.
+/// A kernel that leaves the unit's memory is stopped, with the line of its text; one whose operand lies
+/// outside is not begun.
 #[test]
 fn what_leaves_the_memory_is_stopped() {
     let folder = tempfile::tempdir().unwrap();

@@ -91,7 +91,8 @@ fn through_the_command_line() {
     let ratio = own["fallback_ratio"].as_f64().unwrap();
     assert!(ratio > 0.0 && ratio < 1.0, "{ratio}");
 
-    // Perplexity: γ = 1 is what a prefill measures, fewer experts are worse, and what lies between lies between.
+    // Perplexity: γ = 1 is what a prefill measures, fewer experts are worse, and what lies between lies
+    // between.
     let text = source.join("eval/text.txt");
     let eval = |more: &[&str]| {
         json_of(

@@ -1,9 +1,10 @@
-//! Every command of the README, of `docs/` and of CONTRIBUTING.md works as written, every link of every page leads somewhere, every page
-//! is in the book, and ARCHITECTURE.md names functions that exist.
+//! Every command of the README, of `docs/` and of CONTRIBUTING.md works as written, every link of every page
+//! leads somewhere, every page is in the book, and ARCHITECTURE.md names functions that exist.
 //!
-//! Lines after `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
-//! by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder. What is not run says why
-//! ([`ELSEWHERE`]), and is held against what its `--help` knows. A command that none of this fits fails the test.
+//! Lines after `$ ` and command lines in backticks are taken from the pages, names that stand for something
+//! are replaced by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder.
+//! What is not run says why ([`ELSEWHERE`]), and is held against what its `--help` knows. A command that none
+//! of this fits fails the test.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -49,7 +50,8 @@ const NAMES: &[(&str, &str)] = &[
 const CHAT: &str = "demo.moec/run chat --template golden/plain.jinja -n 16 --quiet";
 const SERVE: &str = "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $!; wait $!'";
 
-/// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are run.
+/// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are
+/// run.
 const ROWS: &[(&str, &str)] = &[
     ("moec SUBCOMMAND --help", "moec build --help"),
     ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
@@ -72,7 +74,8 @@ const ROWS: &[(&str, &str)] = &[
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 
-/// Commands that are run nowhere here, by their first words, and why. Options are looked for in the help of the same command.
+/// Commands that are run nowhere here, by their first words, and why. Options are looked for in the help of
+/// the same command.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("curl", "queries a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
@@ -96,8 +99,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
 /// Subcommands of `cargo xtask` that are those of `moec-papers`.
 const PAPERS: [&str; 5] = ["npumoe", "trimoe", "powerinfer2", "hybrimoe", "mobile"];
 
-/// Commands after which something in `model.toml` is changed: as the text beside them says, and so that something of a model
-/// this small lives on the Neural Engine.
+/// Commands after which something in `model.toml` is changed: as the text beside them says, and so that
+/// something of a model this small lives on the Neural Engine.
 const THEN: &[(&str, &str, &str)] = &[
     ("moec calibrate model.toml --text my.txt -o my.trace", "profile = \"\"", "profile = \"my.trace\""),
     (
@@ -146,7 +149,8 @@ fn is_page(name: &Path) -> bool {
 /// The list of the book's pages.
 const SUMMARY: &str = "SUMMARY.md";
 
-/// The README, the pages of `docs/` in the order in which it links to them (what one builds, a later one uses), and CONTRIBUTING.md.
+/// The README, the pages of `docs/` in the order in which it links to them (what one builds, a later one
+/// uses), and CONTRIBUTING.md.
 fn in_reading_order() -> Vec<PathBuf> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let docs =
@@ -508,7 +512,8 @@ fn the_architecture_names_what_the_files_have() {
     for row in tables.lines().filter(|line| line.starts_with("| ") && line.contains("](")) {
         rows += 1;
         let files = links(row);
-        // The names are after the links in one table and before the words in the other: the first code of the last cell.
+        // The names are after the links in one table and before the words in the other: the first code of the
+        // last cell.
         let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
         let Some(name) = cell.split('`').nth(1) else {
             wrong.push(format!("`{row}` names nothing"));

@@ -1,5 +1,5 @@
-//! Tests of the real binary from end to end: one program, since each would link all of moec. A file is a module, which
-//! `cargo xtask test` treats as a program of its own: `cargo xtask test golden`.
+//! Tests of the real binary from end to end: one program, since each would link all of moec. A file is a
+//! module, which `cargo xtask test` treats as a program of its own: `cargo xtask test golden`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;

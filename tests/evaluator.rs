@@ -18,7 +18,8 @@ use support::{FAMILIES, FOLDED, Setup, cache, checkpoint, distance, expected, fa
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
 
-/// Output of `moec verify`: columns that are explained, a verdict as data, and that alone where it is to be quiet.
+/// Output of `moec verify`: columns that are explained, a verdict as data, and that alone where it is to be
+/// quiet.
 #[test]
 fn the_verdict_is_data() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,8 +79,8 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
                     );
                     for node in &entry.nodes {
                         let chained = node.chained.unwrap_or_default();
-                        // A gate of one column may be next to nothing, and is then far off in proportion; states that fold
-                        // tokens fold what was rounded, too.
+                        // A gate of one column may be next to nothing, and is then far off in proportion;
+                        // states that fold tokens fold what was rounded, too.
                         let least = if FOLDED.contains(&family) { 1e-5 } else { 1e-6 };
                         let same = chained.within(CHAINED) || chained.max_abs < least;
                         assert!(same, "{family} {format} {}: {node:?}", entry.entry);

@@ -1,12 +1,13 @@
-//! Damaged checkpoints and bundles, by the hundred: whatever is done to their files, every subcommand ends soon, with an error that
-//! names what is wrong or with what was requested, and leaves nothing else behind.
+//! Damaged checkpoints and bundles, by the hundred: whatever is done to their files, every subcommand ends
+//! soon, with an error that names what is wrong or with what was requested, and leaves nothing else behind.
 //!
-//! A case is a base (a checkpoint or a bundle), a mutation of its files and a subcommand, all drawn from a seed and the number of the
-//! case. `cargo xtask fault-injection` runs a thousand of them and takes `--cases`, `--seed`, `--only KIND` and `--case NUMBER`, which
-//! arrive here as the variables `MOEC_FAULTS_…`; a plain `cargo test` runs a hundred.
+//! A case is a base (a checkpoint or a bundle), a mutation of its files and a subcommand, all drawn from a
+//! seed and the number of the case. `cargo xtask fault-injection` runs a thousand of them and takes
+//! `--cases`, `--seed`, `--only KIND` and `--case NUMBER`, which arrive here as the variables
+//! `MOEC_FAULTS_…`; a plain `cargo test` runs a hundred.
 //!
-//! A bundle is a program: what its object code does is what its author wants. So where object code or a plan was changed *and* the
-//! hashes were made to fit, only subcommands that execute nothing are run.
+//! A bundle is a program: what its object code does is what its author wants. So where object code or a plan
+//! was changed *and* the hashes were made to fit, only subcommands that execute nothing are run.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,

@@ -1,6 +1,7 @@
 //! Every pass on small files: `golden/passes/*.moe` hold what goes in and what comes out.
 //!
-//! `MOEC_BLESS=1 cargo test --test filetests` writes what comes out anew; read the difference. `moec pass NAME FILE` prints it.
+//! `MOEC_BLESS=1 cargo test --test filetests` writes what comes out anew; read the difference. `moec pass
+//! NAME FILE` prints it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,4 +1,5 @@
-//! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several sequences.
+//! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several
+//! sequences.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -57,7 +58,8 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     (bits, steps)
 }
 
-/// Compares the plans of every family; with `whole` also what all passes make of them, which are the same for every format.
+/// Compares the plans of every family; with `whole` also what all passes make of them, which are the same for
+/// every format.
 fn compare(format: &str, activations: &str, whole: bool) {
     for family in FAMILIES {
         let source = checkpoint(family);

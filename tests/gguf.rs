@@ -12,7 +12,8 @@ use support::{
     Setup, checkpoint, clean, distance, expected, fails, ferris, list, logits_file, moec, ok, root, tree,
 };
 
-/// Those whose tensors are another way round in GGUF: rows that are paired, parts of one matrix, gate and up apart.
+/// Those whose tensors are another way round in GGUF: rows that are paired, parts of one matrix, gate and up
+/// apart.
 const TURNED: [&str; 3] = ["mixtral", "deepseek_v2", "gpt_oss"];
 
 /// Writes the GGUF file of a checkpoint.
@@ -70,7 +71,8 @@ fn late(families: impl IntoIterator<Item = &'static str>) {
     if !GGUF.here() {
         return;
     }
-    // Llama 4's chunks are llama.cpp's own, which no golden checkpoint has: the importer's test compares it with safetensors.
+    // Llama 4's chunks are llama.cpp's own, which no golden checkpoint has: the importer's test compares it
+    // with safetensors.
     for family in families.into_iter().filter(|family| *family != "llama4") {
         let (source, folder) = (checkpoint(family), tempfile::tempdir().unwrap());
         let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 96 };
@@ -128,8 +130,8 @@ fn the_demo_model_from_init_to_text() {
     assert!(distance(&logits_file(&out).1, &want.logits) <= 2e-3);
 }
 
-/// Configurations by `init` take codes and scales over: such a bundle says what the same file says in f32, and `inspect` and `verify` find
-/// what was stored.
+/// Configurations by `init` take codes and scales over: such a bundle says what the same file says in f32,
+/// and `inspect` and `verify` find what was stored.
 #[test]
 fn codes_stay_what_they_are() {
     if !GGUF.here() {
@@ -174,8 +176,8 @@ fn codes_stay_what_they_are() {
     }
 }
 
-/// A model whose matrices are stored in types of two bits and fewer, among others, builds in every format to the weights of its numbers
-/// in F32, and gives the same tokens; `inspect` names the types.
+/// A model whose matrices are stored in types of two bits and fewer, among others, builds in every format to
+/// the weights of its numbers in F32, and gives the same tokens; `inspect` names the types.
 #[test]
 fn every_type_of_block_gives_the_tokens_of_its_numbers() {
     if !GGUF.here() {

@@ -57,8 +57,8 @@ const CHUNKS: [usize; 3] = [16, 20, 64];
 /// More of them where a chunk goes on from a state: one of few rows, and one that is the prompt.
 const MORE_CHUNKS: [usize; 5] = [16, 20, 64, 7, 48];
 
-/// Every family, with every chunk, or where `turn` is given with one of them by turns: what a chunk decides, which rows there
-/// are, is the same for every format.
+/// Every family, with every chunk, or where `turn` is given with one of them by turns: what a chunk decides,
+/// which rows there are, is the same for every format.
 fn matrix(target: &str, format: &str, turn: Option<usize>) {
     if !runs_here(target) {
         return;
@@ -102,8 +102,8 @@ fn late(families: impl Iterator<Item = &'static str>) {
     }
 }
 
-/// The delta rule with one decay for each head and for each channel, in chunks of rows that are computed together, with and without
-/// rows left over.
+/// The delta rule with one decay for each head and for each channel, in chunks of rows that are computed
+/// together, with and without rows left over.
 #[test]
 fn delta_rules_in_long_chunks() {
     for family in ["bailing_hybrid", "kimi_linear", "qwen3_5_moe"] {

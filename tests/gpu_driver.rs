@@ -1,4 +1,5 @@
-//! A bundle on a GPU, by way of a driver that is made up and executes kernels on the host: its own `run`, and `moec run`.
+//! A bundle on a GPU, by way of a driver that is made up and executes kernels on the host: its own `run`, and
+//! `moec run`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -76,7 +77,8 @@ impl Run<'_> {
     }
 }
 
-/// The program that a build links computes on a GPU what transformers does, needs nothing of moec for it, and names what is wrong.
+/// The program that a build links computes on a GPU what transformers does, needs nothing of moec for it, and
+/// names what is wrong.
 #[test]
 fn run_drives_a_gpu() {
     let folder = tempfile::tempdir().unwrap();

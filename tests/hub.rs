@@ -1,4 +1,5 @@
-//! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that can go wrong on the way.
+//! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that
+//! can go wrong on the way.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -241,7 +242,7 @@ fn a_named_model_is_fetched_checked_and_built_from() {
         ok(how);
     }
     assert!(hub.requests().is_empty());
-    // Nothing lies outside of the cache but the file that was requested.
+    // Nothing is outside of the cache but the file that was requested.
     let mut made: Vec<String> = fs::read_dir(hub.home.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -272,7 +273,8 @@ fn processes_that_fetch_one_model_at_once_all_get_it() {
     }
     let left: Vec<_> = hub.blobs().into_iter().filter(|b| b.extension().is_some()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
-    // What one has fetched the others do not fetch again: each file's bytes are requested once, at both addresses.
+    // The others do not fetch a file again that one has fetched: each file's bytes are requested once, at
+    // both addresses.
     let requests = hub.requests().iter().filter(|(path, ..)| path.ends_with("/model.safetensors")).count();
     assert_eq!(requests, 2);
 }

@@ -1,5 +1,5 @@
-//! Experts that the CPU and a unit with cache frames divide while a plan runs: whichever unit computes them, and from wherever they were
-//! brought, the bits are the CPU's.
+//! Experts that the CPU and a unit with cache frames divide while a plan runs: whichever unit computes them,
+//! and from wherever they were brought, the bits are the CPU's.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -23,8 +23,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use support::{built, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok, root};
 
-/// Times with which a tiny expert is worth a transfer now and then: the CPU takes 2 µs for a row and a thousand weights, the
-/// unit a tenth of that.
+/// Times with which a tiny expert is worth a transfer now and then: the CPU takes 2 µs for a row and a
+/// thousand weights, the unit a tenth of that.
 const TIMES: [(&str, &str); 2] = [
     (
         "memory = \"ram\"",

@@ -1,4 +1,5 @@
-//! Experts and attention on a unit with a memory of its own give what the CPU gives, to the bit, wherever they live.
+//! Experts and attention on a unit with a memory of its own give what the CPU gives, to the bit, wherever
+//! they live.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -88,7 +89,8 @@ fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// Results of a bundle: logits of every token of the prompt, and ids generated after it, one sequence and two together.
+/// Results of a bundle: logits of every token of the prompt, and ids generated after it, one sequence and two
+/// together.
 #[derive(Debug, PartialEq)]
 struct Computed {
     logits: Vec<u32>,
@@ -155,8 +157,8 @@ const PLACES: [(&str, &str); 7] = [
     ("model", "[placement]\nattention = \"mirror\"\nexperts = \"mirror\"\nrest = \"mirror\"\n"),
 ];
 
-/// Every family with experts, half of the experts, attention, both, half of the experts beside a memory budget, all but experts, and the
-/// whole model: four of these for every family.
+/// Every family with experts, half of the experts, attention, both, half of the experts beside a memory
+/// budget, all but experts, and the whole model: four of these for every family.
 #[test]
 fn what_lives_elsewhere_computes_the_same_bits() {
     for (i, family) in MIXTURES.into_iter().enumerate() {
@@ -180,7 +182,7 @@ fn what_lives_elsewhere_computes_the_same_bits() {
             // Mixers whose states fold tokens stay with these.
             let whole = name == "model" && !support::FOLDED.contains(&family);
             assert_eq!(on_cpu == 0, whole, "{family}, {name}: {on_cpu} kernels on the CPU");
-            // Caches lie where attention is computed, states that fold tokens in the CPU's memory.
+            // Caches are on the unit that computes attention, states that fold tokens in the CPU's memory.
             let away = |s: &StateBuf| {
                 ["attention", "both", "rest", "model"].contains(&name) && !s.kind.needs_snapshots()
             };
@@ -198,7 +200,8 @@ fn what_lives_elsewhere_computes_the_same_bits() {
     }
 }
 
-/// Steps that stay on the CPU of a model some of whose layers have another mixer than attention, and `explain` on them.
+/// Steps that stay on the CPU of a model some of whose layers have another mixer than attention, and
+/// `explain` on them.
 #[test]
 fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     let folder = tempfile::tempdir().unwrap();
@@ -231,7 +234,8 @@ fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     assert!(code == 1 && said.contains("does not run `causal_conv` of `layers.0.mixer`"), "{said}");
 }
 
-/// Half of the experts elsewhere and the rest on disk, with room for few: the trained model gives the same results as with all on the CPU.
+/// Half of the experts elsewhere and the rest on disk, with room for few: the trained model gives the same
+/// results as with all on the CPU.
 #[test]
 fn a_budget_over_disk_beside_a_memory_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -271,7 +275,8 @@ fn a_tied_table_is_there_once() {
     assert!(seen.kernels.load(Relaxed) > 0);
 }
 
-/// The unit's memory is a promise: a plan that is larger is refused by name, and so is a unit that the device has not.
+/// The unit's memory is a promise: a plan that is larger is refused by name, and so is a unit that the device
+/// has not.
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -298,7 +303,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
 }
 
-/// Which experts leave the CPU is decided by layer, and `explain` says why: what was requested.
+/// The experts that leave the CPU are chosen by layer, and `explain` gives the reason: the requested share.
 #[test]
 fn explain_says_why_experts_left_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -312,7 +317,8 @@ fn explain_says_why_experts_left_the_cpu() {
     assert!(half.contains("the share that `placement.experts` requests"), "{half}");
 }
 
-/// Where some experts compute nothing, the others are divided nowhere: each that requests it is given which layer, and what to do.
+/// If some experts of a layer compute nothing, the others are not divided: a setting that requests it
+/// is an error, which names the setting to change.
 #[test]
 fn experts_next_to_some_that_compute_nothing_stay_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -332,7 +338,7 @@ fn experts_next_to_some_that_compute_nothing_stay_on_the_cpu() {
     }
 }
 
-/// A bundle for a unit that is modelled runs where emulation is requested, and says so where not.
+/// A bundle for a modelled unit runs if emulation is requested, and otherwise says that it cannot.
 #[test]
 fn a_modelled_unit_is_emulated_when_requested() {
     let folder = tempfile::tempdir().unwrap();

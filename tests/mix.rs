@@ -62,8 +62,8 @@ fn bytes(bundle: &Path) -> u64 {
     bundle.plan.segments.iter().map(|s| s.bytes).sum()
 }
 
-/// Weights in q4 are nearer to the model as it is where errors are fed back, embedding tables among them; the bundle says so,
-/// and verifies.
+/// Weights in q4 are nearer to the model as it is where errors are fed back, embedding tables among them; the
+/// bundle says so, and verifies.
 #[test]
 fn feedback_is_nearer_to_the_model() {
     let case = Case::new();
@@ -100,7 +100,8 @@ fn a_size_is_kept_and_said() {
     let built = ok(&mut case.build(&size("5 MiB", ""), "out.moec"));
     let took = bytes(&case.path("out.moec"));
     let said = String::from_utf8(built.stderr).unwrap();
-    // What it will take is said first. Every weight is packed once in every format, and then once for the bundle.
+    // What it will take is said first. Every weight is packed once in every format, and then once for the
+    // bundle.
     let (_, rest) = said.split_once("with up to ").expect(&said);
     let most =
         rest.split_once(" of weights").and_then(|(size, _)| moec_base::human::parse_bytes(size)).expect(rest);

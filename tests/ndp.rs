@@ -33,7 +33,8 @@ fn build(source: &Path, folder: &Path, name: &str, target: &str, placement: &str
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// Results of a bundle: logits of every token of the prompt, ids generated greedily, and the units of its experts.
+/// Results of a bundle: logits of every token of the prompt, ids generated greedily, and the units of its
+/// experts.
 struct Computed {
     logits: Vec<f32>,
     ids: Vec<u32>,
@@ -74,7 +75,8 @@ fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
     near as f64 / rows as f64
 }
 
-/// `moec eval --emulate` measures a bundle whose CPU needs AMX and whose experts are DIMMs' on any machine, and says what it emulates.
+/// `moec eval --emulate` measures a bundle whose CPU needs AMX and whose experts are DIMMs' on any machine,
+/// and says what it emulates.
 #[test]
 fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
     let here = is_x86_feature_detected!("avx512bw")
@@ -116,7 +118,7 @@ fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
     assert!(said.contains("emulated") && (amx || said.contains("amx-tile")), "{said}");
 }
 
-/// An expert without a DIMM has a command stream that is labelled so; no two experts lie in the same rows.
+/// An expert without a DIMM has a command stream that is labelled so; no two experts share rows.
 #[test]
 fn command_streams_of_experts_without_a_dimm_are_labelled() {
     let folder = tempfile::tempdir().unwrap();
@@ -179,7 +181,8 @@ fn three_places_give_the_tokens_of_the_reference() {
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
         assert_eq!(got.ids, on_cpu.ids, "{family}: as with the CPU alone");
         let near = near(&got.logits, &on_cpu.logits, want.ids.len());
-        // A near tie of a router sends a row to another expert, and all that see it are off: with weights at random as far as this.
+        // A near tie of a router sends a row to another expert, and all that see it are off: with weights at
+        // random as far as this.
         assert!(near >= 0.75, "{family}: {near} of the rows are near those of the CPU");
         let assigned = got.assigned.unwrap();
         println!("{family}: {assigned:?}");
@@ -254,7 +257,7 @@ fn streams_are_printed() {
     settings.bind(|| insta::assert_snapshot!("gpt_oss-spr-ndp@streams", first));
     fs::write(folder.path().join("x.streams"), b"moecdimm, or not").unwrap();
     let (_, said) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
-    assert!(said.contains("not a file of command streams") && said.contains("version"), "{said}");
+    assert!(said.contains("not a file of NDP command streams") && said.contains("version"), "{said}");
 }
 
 /// Invalid device files and artifacts are refused by name.
@@ -278,10 +281,10 @@ fn invalid_dimm_settings_are_reported_by_key() {
     };
     let links = device.lines().find(|l| l.starts_with("link_gb_per_s")).unwrap();
     says(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 DIMMs need links"]);
-    let to_dimms = "[[link]]\nfrom = \"dram\"\nto = \"dimms\"";
+    let to_dimms = "[[link]]\nfrom = \"dram\"\nto = \"ndp_dimms\"";
     says(
-        &refused(to_dimms, "[[link]]\nfrom = \"dimms\"\nto = \"dram\"", ""),
-        &["`link`", "from `dram` to `dimms`"],
+        &refused(to_dimms, "[[link]]\nfrom = \"ndp_dimms\"\nto = \"dram\"", ""),
+        &["`link`", "from `dram` to `ndp_dimms`"],
     );
     says(&refused("count = 16", "count = 15", ""), &["`unit.dimms.count`", "15 DIMMs", "8 channels"]);
     says(&refused("row_bytes = 4096", "row_bytes = 4000", ""), &["`unit.dimms.row_bytes`", "lines of 64"]);

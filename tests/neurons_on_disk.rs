@@ -1,5 +1,5 @@
-//! Neurons on disk: logits are those of the same model in memory, bit for bit, whatever the memory, the threads and the reader;
-//! and a token reads fewer bytes than of whole experts.
+//! Neurons on disk: logits are those of the same model in memory, bit for bit, whatever the memory, the
+//! threads and the reader; and a token reads fewer bytes than of whole experts.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -161,7 +161,7 @@ fn families_with_relu_run_from_disk() {
         ("smallthinker_4b", "f32"),
         ("smallthinker_21b", "f32"),
         ("turbosparse_mixtral", "f32"),
-        // Scales lie apart from codes.
+        // Scales are apart from codes.
         ("smallthinker_4b", "q8"),
         ("turbosparse_mixtral", "q8"),
     ] {
@@ -180,7 +180,8 @@ fn families_with_relu_run_from_disk() {
     }
 }
 
-/// Bytes that a token reads from disk, of the text of the golden file, and of the best cache of the same frames.
+/// Bytes that a token reads from disk, of the text of the golden file, and of the best cache of the same
+/// frames.
 fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
     let staging = bundle.plan.paging.as_ref().unwrap().staging;
     let case = Case { frames, staging, threads: 1, reader: Choice::Threads };
@@ -198,8 +199,8 @@ fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
     })
 }
 
-/// Rows of the table in `docs/neuron-cache.md`: shares of the experts' bytes in memory, and kilobytes per token of whole
-/// experts, of neurons, and the least of these.
+/// Rows of the table in `docs/neuron-cache.md`: shares of the experts' bytes in memory, and kilobytes per
+/// token of whole experts, of neurons, and the least of these.
 fn table() -> Vec<[f64; 4]> {
     let text = &expected(&ferris_relu()).ids;
     let text = &text[..text.len().min(96)];

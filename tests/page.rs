@@ -1,4 +1,5 @@
-//! The server's page in a browser. What it looks like is written to `page/` in cargo's folder for tests, `target/tmp`.
+//! The server's page in a browser. What it looks like is written to `page/` in cargo's folder for tests,
+//! `target/tmp`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod browser;
@@ -124,7 +125,8 @@ fn pictures_of(page: &mut Browser) {
     page.look(900, 700, "light");
 }
 
-/// The real server, with a template that begins reasoning: the demo model never ends it, and its answer is cut.
+/// The real server, with a template that begins reasoning: the demo model never ends it, and its answer is
+/// cut.
 #[test]
 fn a_thinking_template_on_the_page() {
     if !CHROMIUM.here() {

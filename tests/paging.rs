@@ -1,5 +1,5 @@
-//! Experts on disk: under any budget, policy, prefetching, number of threads and reader the logits are those of the same
-//! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
+//! Experts on disk: under any budget, policy, prefetching, number of threads and reader the logits are those
+//! of the same model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -376,8 +376,8 @@ fn a_file_that_was_cut_is_found() {
     });
 }
 
-/// Bytes that a disk loses while a bundle runs are noticed before they are used: they are read again, and then there is an error
-/// that names the expert.
+/// Bytes that a disk loses while a bundle runs are noticed before they are used: they are read again, and
+/// then there is an error that names the expert.
 #[test]
 fn bytes_that_rot_during_a_run_are_told_and_never_used() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! Golden snapshots: every family through the pipeline, the generated source. What each pass does, one by one, stands in
-//! `golden/passes` (`filetests.rs`).
+//! Golden snapshots: every family through the pipeline, the generated source. What each pass does, one by
+//! one, stands in `golden/passes` (`filetests.rs`).
 //!
-//! The target is a fixed one, so that snapshots do not depend on the machine. The whole text after `lower`, `rewrite` and
-//! `barriers` stands in `golden/snapshots`. `INSTA_UPDATE=always cargo test --test passes` renews them; read the difference.
+//! The target is a fixed one, so that snapshots do not depend on the machine. The whole text after `lower`,
+//! `rewrite` and `barriers` stands in `golden/snapshots`. `INSTA_UPDATE=always cargo test --test passes`
+//! renews them; read the difference.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 

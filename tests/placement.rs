@@ -1,5 +1,5 @@
-//! Placements for devices with a neural processing unit or a GPU: what the passes decide for real models, and that nothing illegal
-//! goes where it cannot run.
+//! Placements for devices with a neural processing unit or a GPU: what the passes decide for real models, and
+//! that nothing illegal goes where it cannot run.
 //!
 //! Snapshots lie in `golden/snapshots`; `INSTA_UPDATE=always cargo test --test placement` renews them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
@@ -62,8 +62,8 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
     .unwrap();
 }
 
-/// A profile as skewed as those of large models, the same on every machine: expert `e` is chosen about half as often
-/// as expert `e / 2`. The last expert of every layer is hardly ever met.
+/// A profile as skewed as those of large models, the same on every machine: expert `e` is chosen about half
+/// as often as expert `e / 2`. The last expert of every layer is hardly ever met.
 fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile {
     let mut state = 1_u32;
     let mut random = move |below: usize| {
@@ -376,7 +376,8 @@ fn sizes_pad_less_and_drop_nothing_more() {
 /// Everything that can be on the Neural Engine is.
 const ATTENTION_ON_NPU: &str = "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n";
 
-/// The Graph of what lives on the unit stays as it was: its form is the backend's, which says how much it made of each part.
+/// The Graph of what lives on the unit stays as it was: its form is the backend's, which says how much it
+/// made of each part.
 #[test]
 fn legalisation_is_counted_and_leaves_the_graph_alone() {
     let device = Device::find("m2-ultra").unwrap();
@@ -399,7 +400,8 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
                     let (layers, changes) =
                         (d.figure("convolutions").unwrap(), d.figure("layout_changes").unwrap());
                     assert!((4.0..=7.0).contains(&layers), "{family}: {d:?}");
-                    // The rows and what comes of them, angles where they are rotated, operands and result of the attention.
+                    // The rows and what comes of them, angles where they are rotated, operands and result of
+                    // the attention.
                     assert!((6.0..=7.0).contains(&changes), "{family}: {d:?}");
                 }
                 for d in made.iter().filter(|d| d.subject == "graph `head`") {
@@ -416,8 +418,8 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
     }
 }
 
-/// A mixer that is no attention stays on the CPU of a device with static graphs, and costs what its own matrices cost there: it is
-/// counted neither as attention nor as a dense network, wherever these run.
+/// A mixer that is no attention stays on the CPU of a device with static graphs, and costs what its own
+/// matrices cost there: it is counted neither as attention nor as a dense network, wherever these run.
 #[test]
 fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
     let device = Device::find("m2-ultra").unwrap();
@@ -494,7 +496,8 @@ fn a_part_may_be_on_the_unit_for_prompts_alone() {
     .unwrap();
 }
 
-/// Every device with an NPU has a CPU beside it, which computes the rows past a capacity: nothing is lost unless the user asks for it.
+/// Every device with an NPU has a CPU beside it, which computes the rows past a capacity: nothing is lost
+/// unless the user asks for it.
 #[test]
 fn rows_past_a_capacity_spill_to_the_cpu_by_default() {
     let npu = "[placement]\nexperts = \"npu\"\n";
@@ -574,8 +577,8 @@ fn a_quality_budget_chooses_the_capacities() {
     compile(&ferris(), &device, &spill, "tier", None, &mut |_| {}).unwrap();
 }
 
-/// Experts leave the CPU where another unit is expected to take less time for them, way there and back included, as far as its memory
-/// has room; the decision says what either side costs.
+/// Experts leave the CPU where another unit is expected to take less time for them, way there and back
+/// included, as far as its memory has room; the decision says what either side costs.
 #[test]
 fn experts_go_where_they_cost_less_and_the_decision_says_so() {
     let text = fs::read_to_string(support::root().join("targets/cuda/cuda.toml")).unwrap();
@@ -608,7 +611,8 @@ fn experts_go_where_they_cost_less_and_the_decision_says_so() {
     assert!(all.iter().all(|d| d.reason == "they cost less there than on the CPU"), "{all:?}");
     let beside: f64 = all.iter().map(|d| d.figures["all_beside_it_us"]).sum();
     assert!((beside - as_near).abs() < 1e-9 * beside, "{all:?}");
-    // The first layers fill what a memory has; of the layer in which it ends, the experts that are chosen most often are there.
+    // The first layers fill what a memory has; of the layer in which it ends, the experts that are chosen
+    // most often are there.
     assert!(some.iter().sum::<usize>() < 4 * 24 && as_near < as_some && as_some < cpu, "{part:?}");
     assert!(some.is_sorted_by(|a, b| a >= b) && some[0] > 0, "{some:?}");
 }

@@ -1,5 +1,5 @@
-//! Predictors of active neurons, built as a user would: what a build says of them is counted once more by hand, kernels agree with the
-//! evaluator, and the table of `docs/neurons.md` says what they gain and cost.
+//! Predictors of active neurons, built as a user would: what a build says of them is counted once more by
+//! hand, kernels agree with the evaluator, and the table of `docs/neurons.md` says what they gain and cost.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -75,7 +75,8 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The gain of the norm before a layer's experts, which weights of f32 have taken in: their rows come without it.
+/// The gain of the norm before a layer's experts, which weights of f32 have taken in: their rows come without
+/// it.
 fn gain(layer: u32) -> Vec<f32> {
     let file = fs::read(ferris_relu().join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
@@ -85,8 +86,8 @@ fn gain(layer: u32) -> Vec<f32> {
     gain.data().chunks_exact(2).map(wide).collect()
 }
 
-/// Recall, and the shares of neurons that are active and that are taken to be, of every other row of the profile: by a loop of its own over
-/// what the bundle holds.
+/// Recall, and the shares of neurons that are active and that are taken to be, of every other row of the
+/// profile: by a loop of its own over what the bundle holds.
 fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
     let profile = Profile::read(profile()).unwrap();
     let of_layer = format!("layers.{layer}.");
@@ -150,7 +151,8 @@ fn what_a_build_says_is_what_a_count_by_hand_gives() {
                     && near(said["taken_share"], taken),
                 "{d:?}: {recall} found, {active} active, {taken} taken"
             );
-            // Fitted to others, a requested recall of 99 % holds nearly; and who is passed over is worth the while.
+            // Fitted to others, a requested recall of 99 % holds nearly; and who is passed over is worth the
+            // while.
             assert!(said["found_share"] > 0.95 && said["taken_share"] < 0.8, "{said:?}");
         }
         // Kernels compute what the evaluator computes, by the bundle's weights and by the checkpoint's.
@@ -255,7 +257,8 @@ fn perplexity(bundle: &Bundle) -> f64 {
     said["perplexity"].as_f64().unwrap()
 }
 
-/// Rows of the table: experts, predictor, found, taken, bytes of a token, perplexity and what that is beside exact.
+/// Rows of the table: experts, predictor, found, taken, bytes of a token, perplexity and what that is beside
+/// exact.
 fn table() -> Vec<(String, [f64; 4])> {
     let mut rows = Vec::new();
     for format in ["bf16", "q8", "q4"] {

@@ -1,5 +1,6 @@
-//! States that fold tokens (Qwen3-Next's, Kimi Linear's, Granite 4's): prefixes of prompts are taken over from snapshots, by clients of a
-//! server, in conversations, and from files, and tokens are those of a run that reads all of it.
+//! States that fold tokens (Qwen3-Next's, Kimi Linear's, Granite 4's): prefixes of prompts are taken over
+//! from snapshots, by clients of a server, in conversations, and from files, and tokens are those of a run
+//! that reads all of it.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -23,7 +24,8 @@ use tempfile::TempDir;
 
 const CONTEXT: usize = 256;
 const CHUNK: usize = 16;
-/// Models that fold tokens: by the delta rule with one decay for each head and with one for each channel, and by state spaces.
+/// Models that fold tokens: by the delta rule with one decay for each head and with one for each channel, and
+/// by state spaces.
 const HYBRIDS: [&str; 3] = ["qwen3_next", "kimi_linear", "granitemoehybrid"];
 
 /// Template of conversations: a word for each role, and the text.
@@ -96,11 +98,12 @@ fn cold(engine: &mut Engine<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
     generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap().ids
 }
 
-/// Largest difference between logits of the same tokens whose sums were made in another order; they are about 1.
+/// Largest difference between logits of the same tokens whose sums were made in another order; they are about
+/// 1.
 const ORDER: f32 = 1e-4;
 
-/// A prompt read in chunks, from a snapshot, or from a copy of one: the logits have the same bits. Pieces that end elsewhere sum in another
-/// order.
+/// A prompt read in chunks, from a snapshot, or from a copy of one: the logits have the same bits. Pieces
+/// that end elsewhere sum in another order.
 #[test]
 fn chunks_and_snapshots_give_the_same_bits() {
     for family in HYBRIDS.into_iter().chain(["lfm2_moe"]) {
@@ -145,15 +148,16 @@ fn chunks_and_snapshots_give_the_same_bits() {
     }
 }
 
-/// Whatever lies in the slots, and however little room there is for snapshots: answers to prompts are those of a run that shares nothing, with
-/// `exact` to the bit. With the plan's own room less than the distance is read again of each.
+/// Whatever lies in the slots, and however little room there is for snapshots: answers to prompts are those
+/// of a run that shares nothing, with `exact` to the bit. With the plan's own room less than the distance is
+/// read again of each.
 #[test]
 fn what_is_shared_changes_no_answer_whatever_is_evicted() {
     for family in HYBRIDS {
         let case = Case::new(family, &[1, 2]);
         let distance = case.distance();
-        // Beginnings of one another, edits in them, and others in between, so that slots and snapshots are taken away. An answer of one
-        // token leaves nothing that was decoded.
+        // Beginnings of one another, edits in them, and others in between, so that slots and snapshots are
+        // taken away. An answer of one token leaves nothing that was decoded.
         let base = words(200, 1);
         let edits = [
             (90, 20),
@@ -229,8 +233,8 @@ fn metric(server: &Server, name: &str) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-/// Sixteen clients begin alike, edit what they have asked, and go on after the answer: of none more than the distance is read again, and
-/// every answer is that of a run by itself.
+/// Sixteen clients begin alike, edit what they have asked, and go on after the answer: of none more than the
+/// distance is read again, and every answer is that of a run by itself.
 #[test]
 fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
     const CLIENTS: u32 = 16;
@@ -365,7 +369,8 @@ fn conversations_go_back_to_snapshots() {
     }
 }
 
-/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Draft tokens are taken back.
+/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Draft
+/// tokens are taken back.
 #[test]
 fn saved_prompts_and_draft_tokens_go_back_to_snapshots() {
     for family in HYBRIDS {

@@ -1,4 +1,5 @@
-//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the CPU does.
+//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the CPU
+//! does.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +32,8 @@ use support::{Setup, cache, calibration, checkpoint, expected, fails, ferris, mo
 
 const PHONE: &str = "snapdragon-8-gen-3";
 
-/// The phone's device file without the costs of launches and contexts: networks of models as small as those of tests never pay for them.
+/// The phone's device file without the costs of launches and contexts: networks of models as small as those
+/// of tests never pay for them.
 fn without_costs() -> String {
     let device = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
     let costs = |line: &&str| line.starts_with("dispatch_cost_us") || line.starts_with("context_cost_us");
@@ -167,7 +169,7 @@ impl Tiny {
     }
 }
 
-/// Replaces a file of a bundle as an attacker does who can write to it: its hash follows.
+/// Replaces a file of a bundle like an attacker with write access: its hash is updated.
 fn forge(bundle: &Path, file: &str, bytes: &[u8]) {
     fs::write(bundle.join(file), bytes).unwrap();
     let path = bundle.join("manifest.json");

@@ -1,9 +1,9 @@
-//! Bundles that take the place of others: nothing that is not one is ever touched, and a build that is killed while it replaces
-//! one leaves the old or the new, whole.
+//! Bundles that take the place of others: nothing that is not one is ever touched, and a build that is killed
+//! while it replaces one leaves the old or the new, whole.
 //!
-//! Most cases replace a small bundle by the library's own means in a process of their own, which takes milliseconds: so every
-//! step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec --test end_to_end replace::real` kills as many real
-//! builds at random moments.
+//! Most cases replace a small bundle by the library's own means in a process of their own, which takes
+//! milliseconds: so every step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec
+//! --test end_to_end replace::real` kills as many real builds at random moments.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -446,7 +446,8 @@ fn a_folder_of_the_users_is_never_replaced() {
     }
 }
 
-/// Real builds, killed at random moments and at the steps that change names: what is there is whole for every reader.
+/// Real builds, killed at random moments and at the steps that change names: what is there is whole for every
+/// reader.
 #[test]
 fn real_builds_are_killed() {
     let home = tempfile::tempdir().unwrap();

@@ -187,7 +187,8 @@ fn expected_speed_has_every_step_and_respects_the_bandwidth() {
     }
 }
 
-/// A model with more layers takes longer; sequences decoded together take longer than one, and less than one after the other.
+/// A model with more layers takes longer; sequences decoded together take longer than one, and less than one
+/// after the other.
 #[test]
 fn expected_speed_follows_layers_and_sequences() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,8 @@ fn bundles_are_equal_byte_for_byte() {
     equal(&[], caches.each_ref().map(tempfile::TempDir::path));
 }
 
-/// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes minutes.
+/// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes
+/// minutes.
 #[test]
 fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
     let usual = moec_base::cache_dir::path().unwrap();

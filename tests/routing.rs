@@ -1,8 +1,9 @@
 //! Distance of packages in f16 from the model, and tokens that go to other experts because of it.
 //!
-//! Random checkpoints of every family, of other seeds and depths than those of `golden/hf`: each is built for `m2-ultra`
-//! with everything on the Neural Engine that can be there, run with that emulated, and held against the evaluator on the
-//! checkpoint's own weights. Rows past a capacity spill, so nothing but f16 lies between the two.
+//! Random checkpoints of every family, of other seeds and depths than those of `golden/hf`: each is built for
+//! `m2-ultra` with everything on the Neural Engine that can be there, run with that emulated, and held
+//! against the evaluator on the checkpoint's own weights. Rows past a capacity spill, so nothing but f16 lies
+//! between the two.
 //!
 //! A router is a matrix of 32-bit floats on the CPU. Whether it, or what it reads, sends a token elsewhere is
 //! found out by giving it the other side's input:
@@ -10,8 +11,8 @@
 //! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
 //! - a router in f16 on the hidden states of the evaluator: differences are what such a router would add.
 //!
-//! `cargo test -p moec --test end_to_end routing:: -- --ignored --nocapture` runs all of them and prints the table of docs/benchmarks.md.
-//! Where coremltools is not installed these tests say so and pass.
+//! `cargo test -p moec --test end_to_end routing:: -- --ignored --nocapture` runs all of them and prints the
+//! table of docs/benchmarks.md. If coremltools is not installed, these tests report it and pass.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -73,7 +74,8 @@ impl Random {
     }
 }
 
-/// Another checkpoint of a family: `times` as deep, each tensor drawn anew with the mean and the spread that it has.
+/// Another checkpoint of a family: `times` as deep, each tensor drawn anew with the mean and the spread that
+/// it has.
 fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
     let from = checkpoint(family);
     let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
@@ -184,7 +186,8 @@ fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
     graph.nodes.iter().filter(is_router).map(of).collect()
 }
 
-/// Results of a run: by layer what its router read, what it made of that, and which experts it chose; and the logits.
+/// Results of a run: by layer what its router read, what it made of that, and which experts it chose; and the
+/// logits.
 #[derive(Default)]
 struct RunResult {
     hidden: Vec<Vec<f32>>,
@@ -286,7 +289,8 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
     host_build.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
 }
 
-/// Experts that a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.
+/// Experts that a router chooses for what it reads, by the evaluator; numbers pass through `round` on the
+/// way.
 fn choice(
     evaluator: &mut Evaluator<'_>,
     router: &Router<'_>,
@@ -327,10 +331,11 @@ struct CheckpointResult {
     of_f16_router: usize,
     /// By flip that no earlier one precedes: how far f16 had moved what the router read, over its length.
     moved: Vec<f64>,
-    /// By such a flip of a router without groups and biases: how far apart the two experts' router logits are in the exact
-    /// run, over their spread.
+    /// By such a flip of a router without groups and biases: how far apart the two experts' router logits are
+    /// in the exact run, over their spread.
     gaps: Vec<f64>,
-    /// Error of each token's logits over the spread of all, and whether it or an earlier token was sent elsewhere.
+    /// Error of each token's logits over the spread of all, and whether it or an earlier token was sent
+    /// elsewhere.
     tokens: Vec<(f64, bool)>,
 }
 
@@ -477,7 +482,8 @@ fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
         println!("{family}, seed {seed}, {times} times as deep: {:.1e}, {} elsewhere", f.error(), f.flips);
         // The router's own arithmetic sends no token elsewhere: what it reads does.
         assert_eq!(f.of_router, 0, "{family}, seed {seed}");
-        // No token goes elsewhere that was not nearly undecided: f16 moves what a router reads by next to nothing.
+        // No token goes elsewhere that was not nearly undecided: f16 moves what a router reads by next to
+        // nothing.
         assert!(f.moved.iter().all(|&x| x < 1e-2), "{family}, seed {seed}: {:?}", f.moved);
         assert!(f.gaps.iter().all(|&gap| gap < 2e-2), "{family}, seed {seed}: {:?}", f.gaps);
         // Where none did, f16 is all there is.

@@ -92,8 +92,8 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
 }
 
-/// A bundle's own `run` and `moec run` start themselves again for grammars: what few bytes request without end is refused, and what can be held
-/// is held.
+/// A bundle's own `run` and `moec run` start themselves again for grammars: a short schema
+/// whose grammar takes too much is refused, and answers follow any other.
 #[test]
 fn both_programs_hold_answers_to_schemas() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,8 +122,8 @@ fn both_programs_hold_answers_to_schemas() {
     }
 }
 
-/// Bundles whose experts are not simply in memory: a name, what `model.toml` says beside the shapes, the target, options of `moec run`, and
-/// whether answers can be those of single runs to the bit.
+/// Bundles whose experts are not simply in memory: a name, what `model.toml` says beside the shapes, the
+/// target, options of `moec run`, and whether answers can be those of single runs to the bit.
 type Kind = (&'static str, &'static str, &'static str, &'static [&'static str], bool);
 const KINDS: [Kind; 4] = [
     ("big-little", "[decode]\nbig_little = true\n", "native", &[], true),
@@ -140,8 +140,8 @@ const KINDS: [Kind; 4] = [
 const CAPACITIES: &str =
     "[placement]\nexperts = \"npu\"\n[calibrate]\nprofile = \"PROFILE\"\n[experts]\noverflow = \"prune\"\n";
 
-/// Several clients at once get what each gets by itself, whatever the bundle's experts are: to the bit with `--exact`, else up to
-/// rounding, and where `--exact` cannot be, that is said.
+/// Several clients at once get what each gets by itself, whatever the bundle's experts are: to the bit with
+/// `--exact`, else up to rounding, and where `--exact` cannot be, that is said.
 #[test]
 fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
     for (name, more, target, run, exact) in KINDS {
@@ -224,7 +224,8 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     at("b")
 }
 
-/// The option that leaves room for what must lie in memory and for some of the experts, where they are on disk.
+/// The option that leaves room for what must lie in memory and for some of the experts, where they are on
+/// disk.
 fn budget(bundle: &Path) -> Vec<String> {
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
     let least = |p: &Paging| p.resident + p.process + (u64::from(p.staging) + 12) * p.frame_bytes;

@@ -15,8 +15,8 @@ fn stdout(command: &mut Command) -> String {
     String::from_utf8(ok(command).stdout).unwrap()
 }
 
-/// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the CPU, and its experts
-/// are too small for a launch: so coremltools is not called.
+/// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the CPU, and its
+/// experts are too small for a launch: so coremltools is not called.
 struct Case {
     folder: tempfile::TempDir,
 }
@@ -312,7 +312,8 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     assert!(neurons(&four, "active") > neurons(&one, "active"), "{one} {four}");
     assert!(neurons(&one, "hot") <= neurons(&one, "active") && neurons(&one, "active") > 0);
 
-    // Experts are 24 of 96 neurons in 4 layers. With room for a part of them some are read, and that takes time.
+    // Experts are 24 of 96 neurons in 4 layers. With room for a part of them some are read, and that takes
+    // time.
     let tight = json(&["--memory", "1 MiB", "--timeline", "t.json"]);
     let bytes = number(&tight, "disk_bytes");
     assert!(bytes > 0.0 && number(&tight, "held") < 0.5, "{tight}");

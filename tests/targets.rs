@@ -157,7 +157,8 @@ fn a_bundle_for_another_architecture_or_system_is_refused() {
     }
 }
 
-/// A bundle for another machine that holds no package is compiled for this one from its own graph and weights.
+/// A bundle for another machine that holds no package is compiled for this one from its own graph and
+/// weights.
 #[test]
 fn a_bundle_for_another_machine_is_checked_by_its_host_build() {
     let arm = cfg!(target_arch = "aarch64");
@@ -230,7 +231,8 @@ fn a_mac_gets_its_code_and_a_script_that_links_there() {
     assert!(script.contains("MACOSX_DEPLOYMENT_TARGET=14.0\n") && !script.contains('@'), "{script}");
 }
 
-/// Formats that are there for the codes of a checkpoint are the CPU's and the GPU's: static graphs have their own.
+/// Formats that are there for the codes of a checkpoint are the CPU's and the GPU's: static graphs have their
+/// own.
 #[test]
 fn codes_of_a_checkpoint_are_refused_where_graphs_are_static() {
     let folder = tempfile::tempdir().unwrap();

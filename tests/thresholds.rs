@@ -1,5 +1,5 @@
-//! Thresholds of gates after SiLU: what they cost is measured and said, a limit is kept, and what is skipped is what is set to 0.
-//! `MOEC_BLESS=1` writes the loss curve of `docs/neurons.md` anew.
+//! Thresholds of gates after SiLU: what they cost is measured and said, a limit is kept, and what is skipped
+//! is what is set to 0. `MOEC_BLESS=1` writes the loss curve of `docs/neurons.md` anew.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -123,7 +123,8 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     assert!(String::from_utf8(info).unwrap().contains("50.0 % of the neurons of experts count as 0"));
     assert!(!case.shown("inspect", "exact.moec").contains("thresholds"));
 
-    // Who is skipped is who is set to 0: whole experts with the same thresholds say the same, but for the order of sums.
+    // The skipped neurons are those that are set to 0: whole experts with the same thresholds say the same,
+    // but for the order of sums.
     let (neurons, whole) =
         (case.eval("neurons.moec", "whole.moec", 4), case.eval("neurons.moec", "exact.moec", 4));
     let (off, lost) = (number(&neurons["divergence"]), number(&whole["divergence"]));

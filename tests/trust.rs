@@ -71,7 +71,7 @@ impl Case {
         serde_json::from_slice(&fs::read(self.at("b/manifest.json")).unwrap()).unwrap()
     }
 
-    /// Replaces a file as an attacker does who can write to the bundle: hashes in plan and manifest follow.
+    /// Replaces a file like an attacker with write access: hashes in plan and manifest are updated.
     fn forge(&self, file: &str, bytes: &[u8]) {
         fs::write(self.at("b").join(file), bytes).unwrap();
         let mut plan = Plan::decode(&fs::read(self.at("b/plan.bin")).unwrap()).unwrap();
@@ -276,7 +276,8 @@ fn the_minisign_tool_agrees() {
     ok(&mut case.moec("verify", &["--static", "--key", "theirs.pub"]));
 }
 
-/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless that is requested.
+/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless that is
+/// requested.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn static_verification_executes_nothing() {

@@ -1,5 +1,5 @@
-//! Entries that are not files, and files that do not belong to a checkpoint: refused at once, whatever they are put in place of; and signals,
-//! which are heard from the first moment on.
+//! Entries that are not files, and files that do not belong to a checkpoint: refused at once, whatever they
+//! are put in place of; and signals, which are heard from the first moment on.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -267,7 +267,7 @@ fn special_tokens_are_those_of_the_model() {
     fs::write(&path, "{\"eos_token_id\": \"end\"}").unwrap();
     let (_, said) = fails(&mut case.build());
     assert!(said.contains("`eos_token_id` in `generation_config.json`"), "{said}");
-    // What no text can end with is said, and harmless.
+    // A token that no text can end with is reported, and does no harm.
     fs::write(&path, "{\"eos_token_id\": [5, 2048]}").unwrap();
     let said = String::from_utf8(ok(&mut case.build()).stderr).unwrap();
     assert!(said.contains("`eos_token_id` names token 2048, but the model has 2048 tokens"), "{said}");

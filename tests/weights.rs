@@ -1,4 +1,5 @@
-//! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on where they lie.
+//! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on
+//! where they lie.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -87,7 +88,8 @@ fn tables(plan: &Plan) -> Vec<(Layout, usize)> {
     found.map(|(i, s)| (s.layout, readers(i))).collect()
 }
 
-/// Once in every format but q4, whose table and head are rounded each for its use, and the same model comes of it.
+/// Once in every format but q4, whose table and head are rounded each for its use, and the same model comes
+/// of it.
 #[test]
 fn a_tied_table_is_stored_once() {
     for format in ["f32", "f16", "bf16", "q8", "mxfp4", "q4"] {
@@ -112,7 +114,8 @@ fn a_tied_table_is_stored_once() {
             assert_eq!((tables(&tied), bytes(&tied)), (tables(&apart), bytes(&apart)));
         } else {
             assert_eq!(tables(&tied), [(head, 2)], "{format}");
-            // In f32 the scale of the last norm, 64 numbers, goes into a head of its own, and not into one that is the table.
+            // In f32 the scale of the last norm, 64 numbers, goes into a head of its own, and not into one
+            // that is the table.
             let scale = if format == "f32" { 64 * 4 } else { 0 };
             assert_eq!(bytes(&tied), bytes(&apart) - apart.segments[0].bytes + scale, "{format}");
         }
@@ -148,7 +151,7 @@ fn a_run_says_where_its_weights_lie() {
     let text = String::from_utf8(ok(&mut run(&bundle, &["info"])).stdout).unwrap();
     assert!(text.contains("in memory     "), "{text}");
     let (code, said) = fails(&mut run(&bundle, &["generate", "--ids", "1", "--weights", "mine"]));
-    assert!(code == 2 && said.contains("[possible values: auto, own, mapped]"), "{said}");
+    assert!(code == 2 && said.contains("[possible values: auto, ram, mmap]"), "{said}");
 }
 
 #[test]

@@ -13,7 +13,8 @@ use support::{checkpoint, distance, list, logits_file, moec, ok};
 const FAMILY: &str = "gpt_oss";
 const CONTEXT: usize = 512;
 
-/// Builds for chunks of so many tokens: with the longest chunk, window and chunk are no shorter than the context.
+/// Builds for chunks of so many tokens: with the longest chunk, window and chunk are no shorter than the
+/// context.
 fn build(folder: &Path, chunk: usize, format: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{chunk}.toml"));
     let text = format!(

@@ -1,6 +1,6 @@
-//! Speed of attention on this host, on one thread, next to what the machine can do: a chunk of 512 tokens
-//! at the end of a prompt, and one token after one, with the heads of OLMoE-1B-7B, and where 4, 8 or all 16 heads
-//! share keys and values.
+//! Speed of attention on this host, on one thread, compared with the limits of the machine. It measures a
+//! chunk of 512 tokens at the end of a prompt, and single tokens, with the heads of OLMoE-1B-7B. There 4, 8
+//! or all 16 heads share keys and values.
 //!
 //! `cargo run --release -p moec-codegen --example attention_rate -- [PART OF A NAME]`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]

@@ -1,5 +1,5 @@
-//! Cost of formats that hold a checkpoint's codes beside those that are rounded to: q8h beside q8, q4h and mxfp4 beside q4. A call of
-//! each by turns; the median of the ratios.
+//! Cost of formats that hold a checkpoint's codes beside those that are rounded to: q8h beside q8, q4h and
+//! mxfp4 beside q4. A call of each by turns; the median of the ratios.
 //!
 //! `cargo run --release -p moec-codegen --example format_rate`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
@@ -22,7 +22,8 @@ const TURNS: usize = 41;
 const PAIRS: [[Format; 2]; 3] =
     [[Format::Q8, Format::Q8h], [Format::Q4, Format::Q4h], [Format::Q4, Format::Mxfp4]];
 
-/// Rows, input channels, output channels: a token whose weights come from memory, one whose weights are in the cache, a prompt.
+/// Rows, input channels, output channels: a token whose weights come from memory, one whose weights are in
+/// the cache, a prompt.
 const SHAPES: [(&str, usize, usize, usize); 3] =
     [("1 row, from memory", 1, 2048, 65_536), ("1 row, in cache", 1, 2048, 128), ("64 rows", 64, 2048, 2048)];
 
@@ -35,7 +36,7 @@ struct Line {
     _words: [u32; 16],
 }
 
-/// So many bytes of small numbers, whatever their format.
+/// Small numbers in this many bytes, whatever their format.
 fn small(bytes: usize) -> Vec<Line> {
     vec![Line { _words: [0x3c00_3c00; 16] }; bytes.div_ceil(64)]
 }
@@ -84,7 +85,7 @@ impl Layer {
         Ok(Self { loaded, spec, rows, items, memory, scratch })
     }
 
-    /// Seconds of a call, or of so many that they take some time.
+    /// Seconds of a call, averaged over enough calls to be measurable.
     fn seconds(&mut self, kernel: KernelFn, calls: usize) -> f64 {
         let args: Vec<*mut u8> = self.memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
         let start = Instant::now();

@@ -61,13 +61,13 @@ struct Probe {
 enum Operand {
     Words(usize),
     Ints(Vec<i32>),
-    /// A matrix of so many rows and columns.
+    /// A matrix with this many rows and columns.
     Weight(Format, [usize; 2]),
     /// As many matrices, found by a table of addresses.
     Matrices(usize, Format, [usize; 2]),
 }
 
-/// A matrix of so many rows and columns, which fill whole panels.
+/// A matrix with this many rows and columns, which fill whole panels.
 fn weight(format: Format, [rows, cols]: [usize; 2], nr: usize) -> (Layout, u64) {
     let layout = Layout::Panels { nr: nr as u32 };
     (layout, packed_bytes(layout, format, 1, rows, cols))
@@ -235,8 +235,8 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
     Ok(())
 }
 
-/// The gated delta rule in the shapes of Qwen3.6-35B-A3B. Its arithmetic is what the rule needs row by row: what the state
-/// says of a key, its change, and the query.
+/// The gated delta rule in the shapes of Qwen3.6-35B-A3B. Its arithmetic is what the rule needs row by row:
+/// what the state says of a key, its change, and the query.
 fn delta(name: &'static str, n: usize, [by_channel, chunked]: [bool; 2]) -> Probe {
     let [key_heads, heads, key, value] = [16, 32, 128, 128];
     let decays = if by_channel { heads * key } else { heads };

@@ -41,8 +41,8 @@ impl Objects for () {
 /// One object (ELF on Linux) with every kernel, symbols sorted, duplicates merged. Position-independent
 /// and self-contained but for `memcpy`, `memmove` and `memset`. The same input gives the same bytes.
 ///
-/// Kernels do not know each other, so each is a module of its own: all cores compile them, and `objects` keeps each.
-/// Only Mach-O objects are made of one module.
+/// Kernels do not know each other, so each is a module of its own: all cores compile them, and `objects`
+/// keeps each. Only Mach-O objects are made of one module.
 ///
 /// # Errors
 /// [`Error::Target`] for a machine that LLVM cannot serve, [`Error::Spec`] or [`Error::Bug`] for ours.

@@ -39,8 +39,8 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
-    /// Loads an object for this host. It may call `memcpy`, `memmove` and `memset`, on Apple's systems `bzero`, and
-    /// nothing else.
+    /// Loads an object for this host. It may call `memcpy`, `memmove` and `memset`, on Apple's systems
+    /// `bzero`, and nothing else.
     ///
     /// # Errors
     /// [`Error::Load`] if the object is malformed, for another machine, or wants an unknown symbol.

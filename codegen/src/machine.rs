@@ -78,8 +78,8 @@ pub struct Isa {
     pub bytes: ByteDot,
     /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
     pub tiles: bool,
-    /// Whether one instruction moves any byte of a vector anywhere (AVX512-VBMI), beside one that rounds two vectors to
-    /// bf16 (AVX512-BF16).
+    /// Whether one instruction moves any byte of a vector anywhere (AVX512-VBMI), and another rounds two
+    /// vectors to bf16 (AVX512-BF16).
     pub permutes: bool,
 }
 

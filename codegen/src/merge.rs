@@ -12,7 +12,8 @@ use std::collections::HashMap;
 /// Marks the stack as not executable, as LLVM's own objects do.
 const STACK: &[u8] = b".note.GNU-stack";
 
-/// One ELF object with the code, the constants and the symbols of all, in their order. The same objects give the same bytes.
+/// One ELF object with the code, the constants and the symbols of all, in their order. The same objects give
+/// the same bytes.
 ///
 /// # Errors
 /// [`Error::Bug`] for objects that LLVM does not write for kernels.
@@ -36,7 +37,7 @@ fn add(
     file: &ElfFile64<'_, Endianness>,
     undefined: &mut HashMap<Vec<u8>, SymbolId>,
 ) -> Result<()> {
-    // Where each section begins.
+    // Start of each section.
     let mut sections: HashMap<SectionIndex, (SectionId, u64)> = HashMap::new();
     for section in file.sections() {
         let id = match section.kind() {

@@ -21,8 +21,8 @@ use inkwell::values::{BasicValue, PointerValue};
 /// Symbol of the table.
 pub const TABLE: &str = "moec_table";
 
-/// One object (ELF on Linux) with the table of `kernels`, which another object defines, and of an encoded plan.
-/// The same input gives the same bytes.
+/// One object (ELF on Linux) with the table of `kernels`, which another object defines, and of an encoded
+/// plan. The same input gives the same bytes.
 ///
 /// # Errors
 /// [`Error::Target`] for a machine that LLVM cannot serve, [`Error::Bug`] for ours.

@@ -114,7 +114,7 @@ fn codes_are_those_of_gptq() {
             others += usize::from(code != f64::from(groups[i / GROUP].codes[i % GROUP]));
         }
     }
-    // What lies in the middle between two codes falls to either side, and changes what follows.
+    // A number in the middle between two codes is rounded to either side, and changes the following ones.
     assert!(others <= rows.len() / 100, "{others} of {} codes are others", rows.len());
 }
 
@@ -197,7 +197,7 @@ fn rows_are_rounded_each_by_itself() {
             for (row, got) in own.chunks(cols).zip(out.chunks(cols)) {
                 assert_eq!(got, values(&feedback.round(row), cols));
             }
-            // What reads weights back gets these codes; numbers that are not near them stay.
+            // Reading weights back finds these codes; numbers that are not near them stay.
             let mut again = own.to_vec();
             round_as_packed(&g, &packed, l, 0..rows, true, &mut again).unwrap();
             assert_eq!(again, out);
@@ -265,7 +265,8 @@ fn stored_numbers_are_stored_again() {
             assert_eq!(Group::again(format, &group.values()).values(), group.values(), "{top}");
         }
     }
-    // As a checkpoint has them: a code of −128, a scale of f16 that is subnormal, and the ends of the range of powers of two.
+    // As a checkpoint has them: a code of −128, a scale of f16 that is subnormal, and the ends of the range
+    // of powers of two.
     let group = Group {
         scale: half::f16::from_bits(37).to_f32(),
         codes: std::array::from_fn(|i| (i as i16 - 128) as i8),

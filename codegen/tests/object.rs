@@ -472,7 +472,7 @@ fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
         if symbol.is_undefined() {
             wanted.insert(name(&symbol));
         } else {
-            // A function lies inside of executable code, and every place that a linker fills is inside, too.
+            // A function is inside executable code, and so is every place that a linker fills.
             let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
             assert_eq!(section.kind(), SectionKind::Text);
             assert!((section.address()..section.address() + section.size()).contains(&symbol.address()));

@@ -73,7 +73,7 @@ proptest! {
 struct Numbers<'a> {
     g: Geometry,
     values: &'a [f32],
-    /// Every so many ranges of rows are to be had as they are stored; none of them if 0.
+    /// Period, in ranges of rows, of those that are available as they are stored; none of them if 0.
     stored: usize,
     asked: usize,
 }
@@ -149,7 +149,7 @@ struct ExactCodes<'a> {
     format: Format,
     cols: usize,
     codes: &'a dyn Fn(usize) -> i8,
-    /// Of a row and a column.
+    /// Scale of a row and a column.
     scale: &'a dyn Fn(usize, usize) -> f32,
 }
 
@@ -185,7 +185,7 @@ fn there_and_back(codes: &ExactCodes<'_>, layout: Layout, rows: usize) -> [Vec<f
     let [mut back, mut want] = [(); 2].map(|()| vec![0.0; rows * codes.cols]);
     unpack_rows(&g, &packed, 0, 0..rows, &mut back).unwrap();
     source.read(0, 0..rows, &mut want).unwrap();
-    // What verifies a bundle finds them, too.
+    // The verifier of a bundle finds them, too.
     let mut again = want.clone();
     round_as_packed(&g, &packed, 0, 0..rows, false, &mut again).unwrap();
     assert_eq!(again, back, "{g:?}");
@@ -322,7 +322,8 @@ fn panels_of_bf16_hold_pairs() {
 
 #[test]
 fn panels_of_q8_hold_quads_then_scales() {
-    // Every group of 32 holds a 127, so that codes are the numbers themselves at scale 1; row 1 is at scale 2.
+    // Every group of 32 holds a 127, so that codes are the numbers themselves at scale 1; row 1 is at
+    // scale 2.
     let number = |r: usize, c: usize| (r + 1) as f32 * if c.is_multiple_of(GROUP) { 127.0 } else { c as f32 };
     let (nr, cols) = (2, 34);
     let bytes = counted(Layout::Panels { nr: nr as u32 }, Format::Q8, 3, cols, number);
@@ -382,7 +383,7 @@ fn rounding_goes_to_even() {
         round_rows(format, 2, &mut x);
         x
     };
-    // 1 + 2^-8 lies between 1 and 1 + 2^-7; 1 + 3 · 2^-8 between that and 1 + 2^-6.
+    // 1 + 2^-8 is between 1 and 1 + 2^-7; 1 + 3 · 2^-8 is between that and 1 + 2^-6.
     assert_eq!(rounded(Format::Bf16, [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0]), [1.0, 1.0 + 4.0 / 256.0]);
     assert_eq!(rounded(Format::F16, [2049.0, 2051.0]), [2048.0, 2052.0]);
     assert_eq!(rounded(Format::F32, [0.1, 0.2]), [0.1, 0.2]);

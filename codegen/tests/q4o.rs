@@ -142,7 +142,7 @@ fn outliers_are_the_rows_that_lose_most() {
     assert!(without.outliers.is_empty() && without.int8.is_empty());
     assert!(missed(&values, &with.dequantise()) < 0.5 * missed(&values, &without.dequantise()));
     assert!(with.bits() > without.bits() && with.bits() < 5.0);
-    // Where that number is never multiplied by anything, nothing is lost with it.
+    // If that number is never multiplied by anything, nothing is lost with it.
     let importance: Vec<f32> = (0..cols).map(|c| f32::from(!far.contains(&c))).collect();
     let by = quantised(Format::Q4o, rows, cols, &values, Weighting::of(Some(&importance)));
     assert_ne!(by.outliers, with.outliers);

@@ -1,12 +1,13 @@
 //! Compiles the part of `run` that is the same for all bundles (`prebuilt/`), for moec to embed.
 //!
-//! A cargo of its own builds it, since it wants other settings than moec: optimised whatever moec's profile is, ended
-//! by panics, and without this machine's paths. What it compiles is kept beside the target folder's profiles, so that
-//! checks, lints, debug and release builds share it and nothing is compiled twice; where none of its sources
-//! ([`watch`]) has changed, cargo does not run this at all. It needs no network beyond what moec's own dependencies need.
+//! A cargo of its own builds it, since it needs other settings than moec: optimised whatever moec's profile
+//! is, ended by panics, and without this machine's paths. What it compiles is kept beside the target folder's
+//! profiles, so that checks, lints, debug and release builds share it and nothing is compiled twice; where
+//! none of its sources ([`watch`]) has changed, cargo does not run this at all. It needs no network beyond
+//! what moec's own dependencies need.
 //!
-//! Where [`GIVEN`] names such a library, that one is embedded, and nothing is compiled here: `cargo xtask test` and `cargo xtask demo`
-//! make it of what moec itself links, and are done sooner.
+//! If [`GIVEN`] names such a library, that one is embedded, and nothing is compiled here: `cargo xtask test`
+//! and `cargo xtask demo` make it of what moec itself links, and are done sooner.
 //!
 //! Without the feature `prebuilt`, and for systems other than Linux, nothing is embedded: `run` is then
 //! built by cargo from the bundle's `runner/`.
@@ -24,7 +25,8 @@ const GIVEN: &str = "MOEC_PREBUILT";
 /// Files that decide what is built, beside the packages of the library; relative to the workspace.
 const WORKSPACE: &[&str] = &["Cargo.toml", "Cargo.lock"];
 
-/// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin so.
+/// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin
+/// so.
 const LEAKS: &[&str] = &[
     "CARGO_BUILD_*",
     "CARGO_CFG_*",
@@ -134,8 +136,8 @@ fn library(root: &Path, target: &Path) -> Result<PathBuf> {
     Ok(target.join(triple).join("prebuilt/libmoec_prebuilt.a"))
 }
 
-/// Has cargo run this again where a package of the library has changed. `list` is cargo's list of the sources that it was made of:
-/// `LIBRARY: FILE FILE …`, with a backslash before each space in a path.
+/// Has cargo run this again where a package of the library has changed. `list` is cargo's list of the sources
+/// that it was made of: `LIBRARY: FILE FILE …`, with a backslash before each space in a path.
 fn watch(root: &Path, list: &Path) -> Result<()> {
     let listed = fs::read_to_string(list)?.replace("\\ ", "\0");
     let files = listed.split_whitespace().skip(1).map(|path| PathBuf::from(path.replace('\0', " ")));

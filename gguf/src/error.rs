@@ -34,7 +34,7 @@ pub enum Error {
     /// A type of values that the format does not have.
     #[error("{what} has values of type {kind}, which GGUF does not have")]
     Kind {
-        /// Of which key.
+        /// The key that it belongs to.
         what: String,
         /// The number of the type.
         kind: u32,
@@ -42,7 +42,7 @@ pub enum Error {
     /// A truth value that is neither 0 nor 1.
     #[error("{what} is a truth value of {byte}, neither 0 nor 1")]
     Bool {
-        /// Of which key.
+        /// The key that it belongs to.
         what: String,
         /// The byte there.
         byte: u8,
@@ -50,7 +50,7 @@ pub enum Error {
     /// Arrays in arrays in arrays.
     #[error("{what} nests arrays more than {most} deep")]
     Deep {
-        /// Of which key.
+        /// The key that it belongs to.
         what: String,
         /// Most levels.
         most: usize,
@@ -64,7 +64,7 @@ pub enum Error {
     /// A key or a tensor without a name.
     #[error("{0} has no name")]
     Nameless(String),
-    /// An alignment that is no power of two of at least 8.
+    /// An alignment that is not a power of two of at least 8.
     #[error("`general.alignment` is {0}, expected a power of two of at least 8")]
     Alignment(String),
     /// A value of another type than the format requires.

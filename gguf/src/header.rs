@@ -32,7 +32,7 @@ impl<'a> Header<'a> {
     /// Reads the header of the file that is `bytes`. No byte of a tensor is looked at.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// Fails if the file is malformed; the error says where.
     pub fn read(bytes: &'a [u8]) -> Result<Self, Error> {
         if bytes.get(..MAGIC.len()) != Some(MAGIC) {
             return Err(Error::Magic(bytes.iter().take(MAGIC.len()).copied().collect()));

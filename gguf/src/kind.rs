@@ -5,11 +5,11 @@ use std::fmt;
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Unsigned, of so many bytes.
+    /// Unsigned, with this many bytes.
     Unsigned(u8),
-    /// Signed, of so many bytes.
+    /// Signed, with this many bytes.
     Signed(u8),
-    /// IEEE, of so many bytes.
+    /// IEEE, with this many bytes.
     Float(u8),
     /// A truth value.
     Bool,

@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::tensor::{Entry, Tensor};
 
-/// Gives tensors their bytes, in the order of the data. The data begins at the first multiple of `alignment` from `header` on,
-/// where the header ends, and goes to the end of the file, at `len`.
+/// Gives tensors their bytes, in the order of the data. The data begins at the first multiple of `alignment`
+/// from `header` on, where the header ends, and goes to the end of the file, at `len`.
 pub(crate) fn place(
     mut entries: Vec<Entry<'_>>,
     alignment: u64,

@@ -1,10 +1,12 @@
 //! GGUF, the file format of llama.cpp: metadata, a table of tensors, and their numbers in blocks.
 //!
-//! A file is untrusted data. [`Header::read`] takes the bytes of a whole file, usually mapped, and checks every count,
-//! length, offset and text before it is used: what it returns lies inside of the file, and takes no more memory than the
-//! file's own header justifies. [`types::TYPES`] says how numbers are stored, and [`types::Type::decode`] decodes them.
+//! A file is untrusted data. [`Header::read`] takes the bytes of a whole file, usually mapped, and checks
+//! every count, length, offset and text before it is used. Its result refers only to bytes inside of the
+//! file, and takes no more memory than the file's own header justifies. [`types::TYPES`] lists the encodings
+//! of numbers, and [`types::Type::decode`] decodes them.
 //!
-//! The format is described in `docs/gguf.md` of the ggml repository. Versions 2 and 3 are read, in little endian.
+//! The format is described in `docs/gguf.md` of the ggml repository. Versions 2 and 3 are read, in little
+//! endian.
 //!
 //! ```
 //! // A file of version 3 without tensors, whose only key is `a`, a `bool`.

@@ -3,7 +3,7 @@
 use crate::types::Type;
 use std::ops::Range;
 
-/// A tensor as the file has it. Its bytes lie inside of the file and no other tensor's do.
+/// A tensor as the file has it. Its bytes are inside of the file and belong to no other tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
     /// Name.

@@ -3,7 +3,7 @@
 use crate::quants::{self, i_quants, k_quants, ternary};
 
 /// Decodes consecutive numbers of a row, the first being number `from % block` of the first block, as
-/// `decode(stored, from, out)`. What lies after the end of `stored` stays as it was.
+/// `decode(stored, from, out)`. Numbers after the end of `stored` stay unchanged.
 pub type Decode = fn(&[u8], usize, &mut [f32]);
 
 /// A way to store numbers, in blocks of a fixed size. Rows hold whole blocks.

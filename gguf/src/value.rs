@@ -10,11 +10,11 @@ const DEPTH: usize = 4;
 /// A value of the metadata. Texts and arrays stay in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// Of 8 to 64 bits.
+    /// Unsigned integer of 8 to 64 bits.
     Unsigned(u64),
-    /// Of 8 to 64 bits.
+    /// Signed integer of 8 to 64 bits.
     Signed(i64),
-    /// Of 32 or 64 bits.
+    /// Floating-point number of 32 or 64 bits.
     Float(f64),
     /// A truth value.
     Bool(bool),
@@ -121,7 +121,8 @@ fn wide(bytes: &[u8], fill: u8) -> [u8; 8] {
     out
 }
 
-/// An array of the metadata: all of it was checked when the file was read, and it is decoded anew by every walk through it.
+/// An array of the metadata: all of it was checked when the file was read, and it is decoded anew by every
+/// walk through it.
 #[derive(Clone, Debug)]
 pub struct Array<'a> {
     kind: Kind,
@@ -170,7 +171,7 @@ impl<'a> Array<'a> {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,8 +1,8 @@
 //! Accesses of steps: the bytes of each argument, and whether the step writes them.
 //!
 //! A kernel names the arguments that it writes ([`KernelRef`](crate::plan::KernelRef),
-//! [`GpuKernel`](crate::launch::GpuKernel)), and a built-in function has them last. Nothing else states it: passes
-//! that order steps and the verifier that proves their order read it here.
+//! [`GpuKernel`](crate::launch::GpuKernel)), and a built-in function has them last. Nothing else states it:
+//! passes that order steps and the verifier that proves their order read it here.
 
 use crate::plan::{Arg, Builtin, Code, Entry, Plan, Results, Step};
 use std::collections::HashMap;
@@ -15,7 +15,8 @@ pub enum Space {
     Arena(u32),
     /// A state of the plan, as a whole.
     State(u32),
-    /// Experts of a layer that are read from disk ([`Plan::paging`]): a request writes them, a multiplication reads them.
+    /// Experts of a layer that are read from disk ([`Plan::paging`]): a request writes them, a multiplication
+    /// reads them.
     Paged(u32),
 }
 
@@ -53,7 +54,7 @@ pub struct Accesses<'p> {
 }
 
 impl<'p> Accesses<'p> {
-    /// Those of a plan. Its entry points may stand elsewhere meanwhile.
+    /// Accesses of a plan whose entry points may have been moved out meanwhile.
     pub fn new(plan: &'p Plan) -> Self {
         let mut paged = HashMap::new();
         if let Some(paging) = &plan.paging {

@@ -162,8 +162,8 @@ impl Graph {
         known.into_iter().enumerate().map(|(v, ty)| Ok(ty.ok_or_else(|| missing(v))?.0)).collect()
     }
 
-    /// The row space of every value: what comes from [`Op::GatherRows`], and `%3` itself, has one row per
-    /// wanted row of logits; everything else has token rows (or, for a cache, none of either).
+    /// The row space of every value. Results of [`Op::GatherRows`], and `%3` itself, have one row per
+    /// requested row of logits. Everything else has token rows (or, for a cache, neither).
     ///
     /// Meant for verified graphs; values out of range are ignored.
     pub fn row_spaces(&self, _module: &Module) -> Vec<RowSpace> {
@@ -222,7 +222,7 @@ impl<'m> GraphBuilder<'m> {
     /// Declares a weight, as [`Module::add_weight`] does.
     ///
     /// # Errors
-    /// Those of [`Module::add_weight`].
+    /// Errors of [`Module::add_weight`].
     pub fn weight(&mut self, w: Weight) -> Result<WeightId, TypeError> {
         self.module.add_weight(w)
     }

@@ -1,5 +1,5 @@
-//! Layout of the parts of neurons: up and down of a neuron together, gates of a block one after the other (PowerInfer-2,
-//! §4.4).
+//! Layout of the parts of neurons: up and down of a neuron together, gates of a block one after the other
+//! (PowerInfer-2, §4.4).
 
 use crate::op::DispatchLayout;
 use crate::types::{Format, GROUP};
@@ -13,15 +13,16 @@ pub const BLOCK: usize = 32;
 /// Bytes that a direct read of the disk takes, or a multiple of them.
 const DISK_BLOCK: usize = 4096;
 
-/// Words of the lists of the neurons that rows activate: for every active expert, in the order of the dispatch table, and every
-/// [`BLOCK`] of its neurons a list of [`BLOCK`]` + 1` words: how many are active, then who, by number, ascending.
+/// Words of the lists of the neurons that rows activate. For every active expert, in the order of the
+/// dispatch table, every [`BLOCK`] of its neurons has a list of [`BLOCK`]` + 1` words: the number of active
+/// neurons, then their indices, ascending.
 pub const fn active_list_words(layout: DispatchLayout, inter: usize) -> usize {
     let slots = layout.rows * layout.k;
     let active = if slots < layout.experts { slots } else { layout.experts };
     active * inter.div_ceil(BLOCK) * (BLOCK + 1)
 }
 
-/// Bytes that so many take on disk, so that a direct read gets them: whole blocks, or a power of two below.
+/// Bytes that this many take on disk, so that a direct read gets them: whole blocks, or a power of two below.
 const fn read_bytes(bytes: usize) -> usize {
     if bytes <= DISK_BLOCK { bytes.next_power_of_two() } else { bytes.next_multiple_of(DISK_BLOCK) }
 }
@@ -43,23 +44,25 @@ pub enum Part {
 pub const PARTS: usize = 3;
 
 impl Part {
-    /// Those parts.
+    /// The parts of a row.
     pub const OF_ROW: [Self; PARTS] = [Self::Gate, Self::Up, Self::Down];
 }
 
-/// A bundle of [`crate::Op::NeuronFfn`]: a bound of the gate, if there is one, gate, up and down, of `hidden` numbers each.
+/// A bundle of [`crate::Op::NeuronFfn`]: a bound of the gate, if there is one, gate, up and down, of `hidden`
+/// numbers each.
 ///
-/// Neurons lie in blocks of [`BLOCK`], of which the last may have fewer: first their gate bounds, then their gates, then up and
-/// down of each. So who reads all gates reads on and on, which memory answers faster than rows here and there, and who reads
-/// a neuron that is active finds up and down together. A block is one piece, and so are any number of the first blocks.
+/// Neurons are in blocks of [`BLOCK`], of which the last may have fewer: first their gate bounds, then their
+/// gates, then up and down of each. So a reader of all gates reads sequentially, which is faster than
+/// scattered rows, and a reader of an active neuron finds up and down together. A block is contiguous, and so
+/// is any number of the first blocks.
 ///
-/// A part is a row of a row-major weight, codes before scales, filled up with zeros: to whole groups of [`GROUP`] numbers,
-/// and to whole cache lines.
+/// A part is a row of a row-major weight, codes before scales, filled up with zeros: to whole groups of
+/// [`GROUP`] numbers, and to whole cache lines.
 ///
-/// The gate bound holds a byte (i8) for every number of the gate, up to a whole group, then three f32: `scale`, `bound` and `kept`.
-/// For every `x` the gate that a kernel computes is at most `scale · Σ code·x + bound · ‖x‖`, rounding included
-/// ([`Bundle::slack`]); `kept` is the norm of `scale · code`, so that for who multiplies rounded numbers `y` instead
-/// `kept · ‖x − y‖` more is enough.
+/// The gate bound holds a byte (i8) for every number of the gate, up to a whole group, then three f32:
+/// `scale`, `bound` and `kept`. For every `x` the gate that a kernel computes is at most `scale · Σ code·x +
+/// bound · ‖x‖`, rounding included ([`Bundle::slack`]). `kept` is the norm of `scale · code`: a kernel that
+/// multiplies rounded numbers `y` instead adds `kept · ‖x − y‖`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// Number format of the parts.
@@ -87,12 +90,12 @@ impl Bundle {
         self.format.row_bytes(self.hidden.next_multiple_of(GROUP)).next_multiple_of(LINE)
     }
 
-    /// Bytes of the codes of the gate bound; what else it has follows.
+    /// Bytes of the codes of the gate bound; the rest of it follows.
     pub const fn codes_bytes(self) -> usize {
         self.hidden.next_multiple_of(GROUP)
     }
 
-    /// Bytes of the gate bound; 0 where there is none.
+    /// Bytes of the gate bound; 0 without a gate bound.
     pub const fn gate_bound_bytes(self) -> usize {
         if self.gate_bound { (self.codes_bytes() + 12).next_multiple_of(LINE) } else { 0 }
     }
@@ -123,7 +126,8 @@ impl Bundle {
         self.gate_bound_bytes() + PARTS * self.part_bytes()
     }
 
-    /// Bytes of the codes of a part without its scales: whole cache lines. Of formats without scales, the part.
+    /// Bytes of the codes of a part without its scales: whole cache lines. Of formats without scales, the
+    /// part.
     const fn part_codes(self) -> usize {
         let groups = self.hidden.div_ceil(GROUP);
         match self.format.group_bytes() {
@@ -132,30 +136,33 @@ impl Bundle {
         }
     }
 
-    /// Whether scales of up and down lie by themselves, to be resident, where the gate is stored separately: a read is smaller without
-    /// them. Codes of 2048 numbers of 8 bits are half a block of the disk; with their scales a neuron would take two.
+    /// Whether scales of up and down are stored separately, to stay in memory, where the gate is stored
+    /// separately: reads are smaller without them. Codes of 2048 numbers of 8 bits are half a block of the
+    /// disk; with their scales a neuron would take two.
     pub const fn has_split_scales(self) -> bool {
         read_bytes(2 * self.part_codes()) < read_bytes(2 * self.part_bytes())
     }
 
-    /// Bytes of up or down, where the gate is stored separately: whole cache lines; without scales, where these lie by themselves.
+    /// Bytes of up or down, where the gate is stored separately: whole cache lines; without scales that are
+    /// stored separately.
     pub const fn up_down_part_bytes(self) -> usize {
         if self.has_split_scales() { self.part_codes() } else { self.part_bytes() }
     }
 
-    /// Bytes of the scales of up or down that lie by themselves: whole cache lines, or none.
+    /// Bytes of the scales of up or down that are stored separately: whole cache lines, or none.
     pub const fn up_down_scales_bytes(self) -> usize {
         if self.has_split_scales() { (2 * self.hidden.div_ceil(GROUP)).next_multiple_of(LINE) } else { 0 }
     }
 
-    /// Bytes of up and down of a neuron, where the gate is stored separately: whole cache lines; without scales that lie by
-    /// themselves.
+    /// Bytes of up and down of a neuron, where the gate is stored separately: whole cache lines; without
+    /// scales that are stored separately.
     pub const fn up_down_bytes(self) -> usize {
         (PARTS - 1) * self.up_down_part_bytes()
     }
 
-    /// Bytes from one neuron to the next on disk, where gates are stored separately ([`crate::plan::Layout::UpDown`]): whole blocks of
-    /// 4096 bytes, or such a share of one that a block holds a power of two of neurons.
+    /// Bytes from one neuron to the next on disk, where gates are stored separately
+    /// ([`crate::plan::Layout::UpDown`]): whole blocks of 4096 bytes, or a fraction of one with which a block
+    /// holds a power of two of neurons.
     pub const fn up_down_pitch(self) -> usize {
         read_bytes(self.up_down_bytes())
     }
@@ -165,13 +172,14 @@ impl Bundle {
         self.up_down_pitch() + (PARTS - 1) * self.up_down_scales_bytes()
     }
 
-    /// First byte of the scales of up of neuron `i` of a matrix of `inter` there, if they lie by themselves: after all neurons.
-    /// Those of down follow.
+    /// First byte of the scales of up of neuron `i` of a matrix of `inter` there, if they are stored
+    /// separately: after all neurons. Those of down follow.
     pub const fn up_down_scales_at(self, i: usize, inter: usize) -> usize {
         inter * self.up_down_pitch() + i * (PARTS - 1) * self.up_down_scales_bytes()
     }
 
-    /// Addresses of a neuron in a table of up and down: of these, and of their scales, if they lie by themselves.
+    /// Addresses of a neuron in a table of up and down: of these, and of their scales, if they are stored
+    /// separately.
     pub const fn up_down_addresses(self) -> usize {
         if self.has_split_scales() { 2 } else { 1 }
     }
@@ -182,9 +190,9 @@ impl Bundle {
         if pitch < DISK_BLOCK { DISK_BLOCK / pitch } else { 1 }
     }
 
-    /// By how much a sum of `hidden` products in f32, in any order, may be off, as a share of the product of the norms of what
-    /// is multiplied, twice over: for the gate and for its gate bound (Higham, Accuracy and Stability of Numerical Algorithms,
-    /// §3.1).
+    /// Largest error of a sum of `hidden` products in f32, in any order, as a share of the product of the
+    /// operands' norms, doubled: for the gate and for its gate bound (Higham, Accuracy and Stability of
+    /// Numerical Algorithms, §3.1).
     pub fn slack(self) -> f64 {
         let n = (self.hidden + GROUP) as f64 * f64::from(f32::EPSILON);
         2.0 * n / (1.0 - n).max(0.5)
@@ -244,7 +252,7 @@ mod tests {
         let olmoe = |format| Bundle { format, hidden: 2048, gate_bound: false };
         let read = |b: Bundle| (b.up_down_bytes(), b.up_down_pitch(), b.read_together());
         assert_eq!(read(olmoe(Format::Bf16)), (8192, 8192, 1));
-        // Codes fill their blocks: scales lie by themselves.
+        // Codes fill their blocks: scales are stored separately.
         assert_eq!(read(olmoe(Format::Q8)), (4096, 4096, 1));
         assert_eq!(read(olmoe(Format::Q4)), (2048, 2048, 2));
     }

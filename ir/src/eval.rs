@@ -1,8 +1,7 @@
 //! The naive reference: what a Graph means, in plain loops.
 //!
-//! Inputs and results of every node are f32; dot products, means and softmaxes are accumulated in f64, so
-//! that this is the more exact side of every comparison. Nothing here is fast, and everything else is held
-//! against it.
+//! Inputs and results of every node are f32. Dot products, means and softmaxes are accumulated in f64, so
+//! that this is the more exact side of every comparison. It is slow, and the reference for everything else.
 
 mod evaluator;
 mod tensor;
@@ -106,7 +105,7 @@ impl<'a> Args<'a> {
         Ok(self.get(i)?.ty.cols())
     }
 
-    /// An index that must lie in `0 .. end`.
+    /// An index that must be in `0 .. end`.
     pub(crate) fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
         usize::try_from(index)
             .ok()
@@ -117,8 +116,8 @@ impl<'a> Args<'a> {
 
 /// Evaluates one node on given operands, in the order of [`Op::signature`].
 ///
-/// The result of an operator that [writes](Effect::Writes) its state is that state, changed in place: the list is empty. Every
-/// other operator gives one tensor per result.
+/// The result of an operator that [writes](Effect::Writes) its state is that state, changed in place: the
+/// list is empty. Every other operator gives one tensor per result.
 ///
 /// # Errors
 /// Operands that do not fit, or numbers out of range.

@@ -1,8 +1,8 @@
 //! Units of experts: those that can compute one, the one where it starts, and how one of them is chosen.
 //!
-//! Experts that several units can run are assigned anew in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV). The plan says what an
-//! expert costs on each unit and where its weights are before the first step; the runtime decides, from the rows that the router has
-//! given it. An expert with a fixed unit is the case without a decision.
+//! Experts that several units can run are assigned anew in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV).
+//! The plan says what an expert costs on each unit, and where its weights are before the first step. The
+//! runtime decides from the rows that the router gave the expert. With a fixed unit there is no decision.
 
 use crate::op::{Attributes, Score, attributes, words};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
@@ -20,18 +20,19 @@ pub struct ExpertPlacement {
 attributes! {
     /// Units of the experts of a layer.
     ///
-    /// A `dispatch` of such a layer sorts its table by unit, and writes besides a table of each unit's own experts. Slots are
-    /// those of the whole table in all of them, so that the rows of all units stand side by side, and one `combine` adds them
-    /// in the order of the router's choices, wherever they were computed.
+    /// A `dispatch` of such a layer sorts its table by unit, and also writes a table of each unit's own
+    /// experts. All of them use the slots of the whole table, so that the rows of all units are in one
+    /// buffer. One `combine` adds them in the order of the router's choices, wherever they were computed.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
     pub struct ExpertLayer {
         /// Layer.
         pub layer: u32,
         /// The candidates: units that compute experts of the layer, each in its memory, ascending.
         pub units: Vec<u32>,
-        /// Of each expert, the index into `units` of the one where it starts.
+        /// For each expert, the index into `units` of the unit where it starts.
         pub starts: Vec<u32>,
-        /// Segments with a matrix for each expert, ascending: what moves when an expert does. Empty where it has a fixed unit.
+        /// Segments with a matrix for each expert, ascending: what moves when an expert does. Empty where it
+        /// has a fixed unit.
         pub segments: Vec<u32>,
         /// The same matrices as the hot unit reads them, in the order of `segments`; empty: it reads those.
         pub brought: Vec<u32>,
@@ -43,12 +44,13 @@ attributes! {
 /// Policy that chooses the unit of an expert.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub enum ExpertPolicy {
-    /// It is the one where the expert starts.
+    /// The unit where the expert starts.
     #[default]
     Fixed,
     /// In every step, over the host's memories and frames of each layer (TriMoE).
     Scheduled(Scheduled),
-    /// In every step, between the CPU and a cache of frames that all layers share (HybriMoE). All layers are alike.
+    /// In every step, between the CPU and a cache of frames that all layers share (HybriMoE). All layers are
+    /// alike.
     Cached(Cached),
 }
 
@@ -56,7 +58,8 @@ attributes! {
     /// Parameters of [`ExpertPolicy::Scheduled`].
     #[derive(Clone, Debug, PartialEq, Encode, Decode)]
     pub struct Scheduled {
-        /// The unit for hot experts: index into [`crate::plan::Plan::units`]. Its memory holds those that start there.
+        /// The unit for hot experts: index into [`crate::plan::Plan::units`]. Its memory holds those that
+        /// start there.
         pub hot: Option<u32>,
         /// The unit for cold experts: NDP DIMMs. Its memory holds all.
         pub cold: u32,
@@ -77,17 +80,21 @@ attributes! {
     /// Parameters of [`ExpertPolicy::Cached`].
     #[derive(Clone, Debug, PartialEq, Encode, Decode)]
     pub struct Cached {
-        /// The unit with cache frames: index into [`crate::plan::Plan::units`]. Its memory holds the experts that start there.
+        /// The unit with cache frames: index into [`crate::plan::Plan::units`]. Its memory holds the experts
+        /// that start there.
         pub hot: u32,
         /// Frames, of all layers together.
         pub frames: u32,
-        /// Policies for the experts of a prompt and of tokens that are decoded: names in the runtime's table of policies.
+        /// Policies for the experts of a prompt and of tokens that are decoded: names in the runtime's table
+        /// of policies.
         pub divides: [String; 2],
-        /// The policy of the frames with its parameters, as `[memory] policy` has it. Experts in `pinned` never leave.
+        /// The policy of the frames with its parameters, as `[memory] policy` has it. Experts in `pinned`
+        /// never leave.
         pub keeps: String,
         /// Layers ahead whose experts are brought while the link is idle.
         pub ahead: u32,
-        /// Microseconds that the first expert of a layer takes more on the unit, on the CPU, and on the link (Figure 3e).
+        /// Microseconds that the first expert of a layer takes more on the unit, on the CPU, and on the link
+        /// (Figure 3e).
         pub first_us: [f64; 3],
         /// Experts per token.
         pub k: u32,
@@ -104,7 +111,7 @@ words! {
     /// Refinement of an assignment.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
     pub enum Refine, "`none`, `bottleneck` or `full`" {
-        /// Not at all: every expert goes where it costs least.
+        /// No refinement: every expert goes where it costs least.
         None = "none",
         /// As the paper writes it (TriMoE, §4.2): the costliest expert of the busiest unit moves.
         Bottleneck = "bottleneck",
@@ -118,11 +125,11 @@ attributes! {
     /// Microseconds of one expert, all its matrices. Curves are points `(rows, µs)`, ascending by rows.
     #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
     pub struct ExpertCosts as "us" {
-        /// Computing on the hot unit; empty: there is none.
+        /// Computing on the hot unit; empty if there is none.
         pub hot: Vec<(u32, f64)>,
         /// On the CPU.
         pub cpu: Vec<(u32, f64)>,
-        /// On one DIMM; empty: there is none.
+        /// On one DIMM; empty if there is none.
         pub cold: Vec<(u32, f64)>,
         /// Bringing the weights to the hot unit's memory.
         pub bring_us: f64,
@@ -138,7 +145,7 @@ attributes! {
         pub window_us: f64,
         /// Bytes of the weights.
         pub expert_bytes: u64,
-        /// Bytes of a row on its way to an expert and back.
+        /// Bytes of a row, to an expert and back.
         pub row_bytes: u64,
     }
 }
@@ -149,7 +156,7 @@ attributes! {
     pub struct StreamSet {
         /// Layer.
         pub layer: u32,
-        /// Index into [`crate::plan::Plan::units`]: who runs them.
+        /// Index into [`crate::plan::Plan::units`]: the unit that runs them.
         pub unit: u32,
         /// Path of the artifact that holds an NDP command stream for each expert, relative to the bundle.
         pub artifact: String,
@@ -218,7 +225,7 @@ impl ExpertPolicy {
         if let Self::Scheduled(s) = self { Some(s.cold) } else { None }
     }
 
-    /// Whether every time is finite and none is negative.
+    /// Whether every time is finite and not negative.
     pub fn is_finite(&self) -> bool {
         let good = |us: &f64| us.is_finite() && *us >= 0.0;
         let first = self.cached().iter().all(|c| c.first_us.iter().all(good));

@@ -175,7 +175,7 @@ impl WeightExpr {
                     | Self::Arrange { of, .. } => todo.push(of),
                     Self::Concat { of, .. } | Self::Stack(of) => todo.extend(of.iter().rev()),
                     Self::ScaleCols { of, by } | Self::ScaleMatrices { of, by } => {
-                        todo.extend([&**by, &**of])
+                        todo.extend([&**by, &**of]);
                     }
                 }
             }

@@ -1,11 +1,13 @@
 //! Weight formats: one row of facts each, which the compiler, the packing and the kernels read.
 //!
-//! A format of codes that there are is a variant and a row; one with a new [`Coding`] also needs kernels, which match on it.
+//! A format of codes that there are is a variant and a row; one with a new [`Coding`] also needs kernels,
+//! which match on it.
 
 use bincode::{Decode, Encode};
 use std::fmt;
 
-/// Numbers of a block of codes: what kernels unpack at once, and what shares a scale in the formats of groups.
+/// Numbers of a block of codes: what kernels unpack at once, and what shares a scale in the formats of
+/// groups.
 pub const GROUP: usize = 32;
 
 /// Output channels of which [`Format::Q4o`] stores one in INT8.
@@ -24,18 +26,18 @@ pub enum Format {
     Q8,
     /// Groups of [`GROUP`] numbers of a row: whole codes in −8..=7 times one bf16 scale of either sign.
     Q4,
-    /// Output channels (rows of a matrix) that share one f32 scale each: whole codes in −127..=127 of one row in
-    /// [`OUTLIERS`], those that lose most by fewer bits, and codes in −8..=7 of all others.
+    /// Output channels (rows of a matrix) that share one f32 scale each: whole codes in −127..=127 of one row
+    /// in [`OUTLIERS`], those that lose most by fewer bits, and codes in −8..=7 of all others.
     Q4o,
-    /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`] is without
-    /// its outliers.
+    /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`]
+    /// is without its outliers.
     Q4c,
     /// As [`Format::Q8`] with a scale of f16 and codes from −128 on: GGUF's Q8_0.
     Q8h,
     /// As [`Format::Q4`] with a scale of f16: GGUF's Q4_0.
     Q4h,
-    /// Groups of [`GROUP`] numbers of a row: numbers of [`E2M1`] times a power of two (OCP Microscaling Formats 1.0, MXFP4). The scale
-    /// is half of that power, as bf16.
+    /// Groups of [`GROUP`] numbers of a row: numbers of [`E2M1`] times a power of two (OCP Microscaling
+    /// Formats 1.0, MXFP4). The scale is half of that power, as bf16.
     Mxfp4,
 }
 
@@ -50,14 +52,14 @@ pub enum Coding {
     E2m1,
 }
 
-/// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones, whose scale is half of
-/// the numbers'.
+/// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones,
+/// whose scale is half of the numbers'.
 pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Numbers that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// None: each stands alone.
+    /// No group: numbers have no common scale.
     Number,
     /// A block of a row.
     Group,
@@ -93,26 +95,28 @@ pub struct FormatSpec {
     pub name: &'static str,
     /// Bits of a number or of its code, scales aside.
     pub bits: usize,
-    /// Its codes; `None` where numbers stand alone.
+    /// Its codes; `None` for formats without groups.
     pub codes: Option<Codes>,
     /// Numbers that share a scale.
     pub granularity: Granularity,
-    /// Type of the scales; where numbers stand alone the format itself.
+    /// Type of the scales; for formats without groups the format itself.
     pub scale: Format,
-    /// Whether it is there for the codes and scales of a published form, which it holds as they are.
+    /// Whether it exists for the codes and scales of published checkpoints, which it holds unchanged.
     pub published: bool,
-    /// One row in so many is stored in INT8, beside the others.
+    /// One row of this many is stored in INT8, in addition to the others.
     pub outliers: Option<usize>,
-    /// Relative error of rounding a number of binary32, of numbers that stand alone: half of the last place; else 0.
+    /// Relative error of rounding a binary32 number, in formats without groups: half of the last place; else
+    /// 0.
     pub rounding: f64,
-    /// Largest magnitude of a number that is surely held: of codes, the largest times a scale that was rounded up is still finite.
+    /// Largest magnitude of a number that is surely held: of codes, the largest times a scale that was
+    /// rounded up is still finite.
     pub largest: f32,
 }
 
 /// Largest magnitude of numbers whose scales have the exponents of binary32.
 pub const LARGEST: f32 = 1e38;
 
-/// Numbers that stand alone.
+/// A format without groups.
 const fn plain(format: Format, name: &'static str, bits: usize, rounding: f64) -> FormatSpec {
     FormatSpec {
         format,
@@ -234,7 +238,7 @@ impl Format {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// The format that is there for published codes of so many bits, whose order and grid are those of `coding`.
+    /// The format for published codes with this many bits, whose order and grid are those of `coding`.
     pub fn published(coding: Coding, bits: usize) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -256,7 +260,7 @@ impl Format {
         self.spec().codes.is_some()
     }
 
-    /// Layout of its codes; `None` where numbers stand alone.
+    /// Layout of its codes; `None` for formats without groups.
     pub const fn coding(self) -> Option<Coding> {
         match &self.spec().codes {
             Some(codes) => Some(codes.coding),
@@ -264,7 +268,7 @@ impl Format {
         }
     }
 
-    /// Numbers that are stored together: those of a block of codes; 1 where numbers stand alone.
+    /// Numbers that are stored together: those of a block of codes; 1 for formats without groups.
     pub const fn block(self) -> usize {
         match &self.spec().codes {
             Some(codes) => codes.block,
@@ -272,7 +276,7 @@ impl Format {
         }
     }
 
-    /// Bytes of the codes of a block; of a number where numbers stand alone.
+    /// Bytes of the codes of a block; of a number for formats without groups.
     pub const fn block_bytes(self) -> usize {
         self.block() * self.spec().bits / 8
     }
@@ -282,18 +286,18 @@ impl Format {
         self.spec().scale
     }
 
-    /// Whether it is there for the codes and scales of a published form, which it holds as they are.
+    /// Whether it exists for the codes and scales of published checkpoints, which it holds unchanged.
     pub const fn is_published(self) -> bool {
         self.spec().published
     }
 
-    /// Whether neurons can lie in it, each by itself.
+    /// Whether neurons can be stored in it individually.
     pub const fn holds_neurons(self) -> bool {
         !self.is_by_channel() && !self.is_published()
     }
 
-    /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale of its group. 0 where no
-    /// checkpoint has any.
+    /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale
+    /// of its group. 0 where no checkpoint has any.
     pub const fn stored_bytes(self) -> usize {
         if !self.is_quantised() {
             self.block_bytes()
@@ -317,8 +321,8 @@ impl Format {
         if self.is_grouped() { Some(self.block_bytes() + GROUP_SCALE) } else { None }
     }
 
-    /// Bytes of a row of `cols` numbers in row-major order; the last block is stored whole, and so are rows of one scale,
-    /// whose outliers lie elsewhere.
+    /// Bytes of a row of `cols` numbers in row-major order. The last block is stored whole, and so are rows
+    /// of one scale; their outliers are stored elsewhere.
     pub const fn row_bytes(self, cols: usize) -> usize {
         let blocks = cols.div_ceil(self.block());
         match self.spec().granularity {
@@ -328,8 +332,8 @@ impl Format {
         }
     }
 
-    /// Bytes that one output channel of `depth` numbers takes of a panel. As [`Self::row_bytes`], but bf16
-    /// lies in whole pairs.
+    /// Bytes that one output channel of `depth` numbers takes of a panel. As [`Self::row_bytes`], but bf16 is
+    /// stored in whole pairs.
     pub const fn column_bytes(self, depth: usize) -> usize {
         match self {
             Self::Bf16 => depth.div_ceil(2) * 4,
@@ -352,8 +356,9 @@ impl Format {
         }
     }
 
-    /// Relative error, as root mean square, that storing numbers in it explains: half a step of a group whose other numbers are small
-    /// beside its largest. Of long rows with one scale the largest is cut off, so that no more is lost than in such a group.
+    /// Relative error, as root mean square, that storing numbers in it explains: half a step of a group whose
+    /// other numbers are small beside its largest. Of long rows with one scale the largest is cut off, so
+    /// that no more is lost than in such a group.
     pub fn distance(self) -> f64 {
         let spec = self.spec();
         spec.codes.map_or(spec.rounding, |codes| {

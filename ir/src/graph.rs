@@ -46,8 +46,9 @@ pub struct Node {
     pub scope: Scope,
 }
 
-/// Most rows of a call that is bound by reading weights. Their inputs are treated as those of one row are: bf16 weights are multiplied by f32 rows,
-/// which costs no time and rounds nothing. Kernels of more rows may round them to what their arithmetic takes.
+/// Most rows of a call that is bound by reading weights. Their inputs are treated as a single row's are: bf16
+/// weights are multiplied by f32 rows, which costs no time and rounds nothing. Kernels of more rows may round
+/// them to the types of their arithmetic.
 pub const FEW_ROWS: usize = 8;
 
 /// Entry point that a graph is.
@@ -57,8 +58,8 @@ pub enum EntryKind {
     Prefill(u32),
     /// One token of each of up to this many sequences.
     Decode(u32),
-    /// As `Decode`, with fewer experts per token: the little model of big-little decoding (MoBiLE, §III-A). It shares
-    /// weights and KV cache with the others.
+    /// As `Decode`, with fewer experts per token: the little model of big-little decoding (MoBiLE, §III-A).
+    /// It shares weights and KV cache with the others.
     Little(u32),
 }
 

@@ -95,7 +95,7 @@ pub(crate) struct RowShape {
 }
 
 impl RowShape {
-    /// As many rows of so many channels.
+    /// A tensor with the same rows and this many channels.
     pub(crate) fn of(self, channels: usize) -> Type {
         f32(&[self.count, channels])
     }

@@ -7,15 +7,15 @@ use bincode::{Decode, Encode};
 /// Blocks along an axis of a launch, of `n` valid rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Extent {
-    /// So many.
+    /// A fixed number.
     Fixed(u32),
     /// One for every `per` rows, the last perhaps of fewer.
     Rows {
         /// Rows of a block.
         per: u32,
     },
-    /// One for every expert that can be active: experts of a token times rows, but no more than there are experts. Which
-    /// are active stands in the dispatch table; blocks past their number end at once.
+    /// One for every expert that can be active: experts of a token times rows, but no more than there are
+    /// experts. The dispatch table lists the active ones; blocks past their number end at once.
     Active {
         /// Experts of a token.
         k: u32,
@@ -38,12 +38,12 @@ impl Extent {
         }
     }
 
-    /// Those of a dispatch table.
+    /// The extent for a dispatch table.
     pub const fn active(layout: DispatchLayout) -> Self {
         Self::Active { k: layout.k as u32, experts: layout.experts as u32 }
     }
 
-    /// So many.
+    /// A fixed number.
     pub const fn fixed(blocks: usize) -> Self {
         Self::Fixed(blocks as u32)
     }
@@ -63,20 +63,22 @@ const MOST_ALONG_X: u32 = i32::MAX as u32;
 /// Blocks along y and z, at most.
 const MOST_BLOCKS: u32 = 65_535;
 
-/// Launch of a kernel. Its parameters are the addresses of the operands, in order, then the number of valid rows
-/// as a 32-bit integer. No valid row: no launch.
+/// Launch of a kernel. Its parameters are the addresses of the operands, in order, then the number of valid
+/// rows as a 32-bit integer. No valid row: no launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Launch {
     /// Blocks, along x, y and z.
     pub grid: [Extent; 3],
     /// Threads of a block, along x alone.
     pub block: u32,
-    /// Bytes of static shared memory of a block, [`MOST_SHARED`] at most: they are in the kernel, nothing is to be requested.
+    /// Bytes of static shared memory of a block, [`MOST_SHARED`] at most: they are in the kernel, nothing is
+    /// to be requested.
     pub shared: u32,
 }
 
 impl Launch {
-    /// Blocks along x, y and z, of `n` valid rows. `None` where there are none, or more than a launch can have.
+    /// Blocks along x, y and z, for `n` valid rows. `None` if the number is 0, or more than a launch can
+    /// have.
     pub fn blocks(&self, n: u32) -> Option<[u32; 3]> {
         let blocks = self.grid.map(|extent| extent.blocks(n));
         let most = [MOST_ALONG_X, MOST_BLOCKS, MOST_BLOCKS];

@@ -1,7 +1,8 @@
-//! Units, their memories, and what lies where.
+//! Units, their memories, and the contents of each memory.
 //!
-//! A plan names its units and its memories. Memory 0 is the CPU's; every buffer, state and weight that a unit touches
-//! lies in the unit's own. What crosses from one memory to another does so by a [`Copy`](crate::plan::Builtin::Copy) step.
+//! A plan names its units and its memories. Memory 0 is the CPU's; every buffer, state and weight that a unit
+//! touches is in the unit's own. A [`Copy`](crate::plan::Builtin::Copy) step moves data from one memory to
+//! another.
 
 use crate::op::{Attributes, attributes};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
@@ -12,9 +13,9 @@ use bincode::{Decode, Encode};
 pub struct UnitRef {
     /// Name in the device file.
     pub name: String,
-    /// Backend: who executes its steps.
+    /// Backend that executes its steps.
     pub backend: String,
-    /// Index into [`crate::plan::Plan::memories`]: where everything lies that it touches.
+    /// Index into [`crate::plan::Plan::memories`]: the memory of everything that it touches.
     pub memory: u32,
 }
 
@@ -30,12 +31,13 @@ impl UnitRef {
 pub struct Memory {
     /// Name in the device file.
     pub name: String,
-    /// Bytes that the plan may take of it, where the device file says. The verifier proves that [`crate::plan::Plan::peak`] is no more.
+    /// Bytes that the plan may take of it, if the device file says so. The verifier proves that
+    /// [`crate::plan::Plan::peak`] is no more.
     pub capacity: Option<u64>,
     /// Bytes of the arena that the buffers of all entry points share.
     pub arena_bytes: u64,
-    /// Weights that are brought there before anything runs. Memory 0 has none: there a store serves every weight that its
-    /// units read, from files or from disk.
+    /// Weights that are brought there before anything runs. Memory 0 has none: there a store serves every
+    /// weight that its units read, from files or from disk.
     pub residents: Vec<Resident>,
 }
 

@@ -7,7 +7,8 @@ use bincode::{Decode, Encode};
 attributes! {
     /// Memory of a run whose experts do not all fit.
     ///
-    /// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most `budget`.
+    /// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most
+    /// `budget`.
     #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct Paging {
         /// Bytes that a run may take, the kernel's page cache included.
@@ -26,27 +27,28 @@ attributes! {
         pub staging: u32,
         /// Most bytes of one read: a multiple of 4096, at most 512 KiB.
         pub block_bytes: u32,
-        /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
+        /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2
+        /// bypass=1`).
         pub policy: String,
-        /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under
-        /// a smaller budget the first of them stay.
+        /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than
+        /// there are frames. Under a smaller budget the first of them stay.
         pub pinned: Vec<(u32, u32)>,
-        /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0, gates are resident,
-        /// nothing is pinned, and neither checksums nor uses are known.
+        /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0,
+        /// gates are resident, nothing is pinned, and neither checksums nor uses are known.
         pub neurons: u32,
         /// Layers with routed experts, in order.
         pub layers: Vec<PagedLayer>,
         /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
         pub checksums: Vec<u32>,
-        /// Uses of each expert in recorded routing, `[layer][expert]`: the counts that a cache begins with, until it has seen
-        /// more itself. Empty where nothing was recorded.
+        /// Uses of each expert in recorded routing, `[layer][expert]`: the counts that a cache begins with,
+        /// until it has seen more itself. Empty where nothing was recorded.
         pub uses: Vec<u32>,
     }
 }
 
 attributes! {
-    /// Experts of a layer on disk. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
-    /// read one by one, up and down alone lie on disk.
+    /// Experts of a layer on disk. Both segments are in one file, each expert's matrices next to each other.
+    /// If neurons are read one by one, only up and down are on disk.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct PagedLayer as "layer" {
         /// Layer.
@@ -55,7 +57,8 @@ attributes! {
         pub experts: u32,
         /// Experts per token.
         pub k: u32,
-        /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are read one by one.
+        /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are
+        /// read one by one.
         pub gate_up: u32,
         /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
         pub down: u32,

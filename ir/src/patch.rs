@@ -1,16 +1,16 @@
 //! Labelled changes of a Graph.
 //!
-//! A pass that cuts nodes out of a Graph, or puts some in, says so in a [`Patch`], which is applied whole or not at all:
-//! every use still finds its definition before it, every value is defined once, and none is left over. What is wrong
-//! otherwise is said with the label of the patch, and the Graph stays what it was. Types are the verifier's
-//! ([`crate::verify::module`]), which runs after every pass.
+//! A pass that adds or removes nodes of a Graph describes this in a [`Patch`], which is applied whole or not
+//! at all. Every use still finds its definition before it, every value is defined once, and none is left
+//! over. Otherwise the error has the label of the patch, and the Graph stays unchanged. Types are checked by
+//! the verifier ([`crate::verify::module`]), which runs after every pass.
 
 use crate::graph::{Graph, INPUTS, Node, NodeId, Operand, ValueId};
 use crate::types::Type;
 use std::collections::{BTreeSet, HashMap};
 use thiserror::Error;
 
-/// A change of one Graph: nodes that go, nodes and values that come, and who reads what instead.
+/// A change of one Graph: nodes to remove, nodes and values to add, and uses to replace.
 #[derive(Clone, Debug)]
 pub struct Patch {
     label: String,
@@ -18,7 +18,7 @@ pub struct Patch {
     known: usize,
     values: Vec<Type>,
     removed: BTreeSet<usize>,
-    /// Nodes, each with that of the Graph before which it stands.
+    /// Nodes, each with the node of the Graph before which it is inserted.
     added: Vec<(usize, Node)>,
     redirected: HashMap<ValueId, ValueId>,
 }
@@ -34,7 +34,8 @@ pub struct PatchError {
 }
 
 impl Patch {
-    /// A patch for a Graph that changes nothing yet. The label says what it is for: `split the experts of layer 3`.
+    /// A patch for a Graph that changes nothing yet. The label says what it is for: `split the experts of
+    /// layer 3`.
     pub fn new(label: impl Into<String>, graph: &Graph) -> Self {
         Self {
             label: label.into(),
@@ -57,14 +58,14 @@ impl Patch {
         self.removed.insert(node.0 as usize);
     }
 
-    /// Puts a node before one that the Graph has, removed or not, after all that was put there before. The number
-    /// past the last stands for the end.
+    /// Inserts a node before one that the Graph has, removed or not, after all that was inserted there
+    /// already. The number past the last means the end.
     pub fn add(&mut self, before: NodeId, node: Node) {
         self.added.push((before.0 as usize, node));
     }
 
-    /// Lets every node that the Graph keeps, and its result, read `to` where it read `from`. Nodes that are added read what
-    /// they say.
+    /// Lets every node that the Graph keeps, and its result, read `to` where it read `from`. Nodes that are
+    /// added read what they say.
     pub fn redirect(&mut self, from: ValueId, to: ValueId) {
         self.redirected.insert(from, to);
     }
@@ -72,8 +73,8 @@ impl Patch {
     /// Changes the Graph.
     ///
     /// # Errors
-    /// The Graph would not be well-formed, and stays what it was: a value that is used before it is defined, defined twice,
-    /// or never; a node that is not there; a patch for another Graph.
+    /// The Graph would not be well-formed, and stays unchanged: a value that is used before it is defined,
+    /// defined twice, or never; an unknown node; a patch for another Graph.
     pub fn apply(self, graph: &mut Graph) -> Result<(), PatchError> {
         let order = self.check(graph).map_err(|why| PatchError { label: self.label.clone(), why })?;
         let Self { values, added, redirected, .. } = self;

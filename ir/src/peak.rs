@@ -4,13 +4,14 @@ use crate::plan::{ALIGN, Arg, Plan, Resident, Segment};
 use std::collections::BTreeSet;
 
 impl Resident {
-    /// Bytes of one matrix, or of the whole segment, on the boundaries of [`ALIGN`]; `None` where that overflows.
+    /// Bytes of one matrix, or of the whole segment, on the boundaries of [`ALIGN`]; `None` where that
+    /// overflows.
     pub fn piece_bytes(&self, segment: &Segment) -> Option<u64> {
         let bytes = if self.matrices.is_empty() { segment.bytes } else { segment.matrix_bytes()? };
         bytes.checked_next_multiple_of(ALIGN)
     }
 
-    /// Bytes of the table of addresses that stands before the matrices: 8 for each that the segment has.
+    /// Bytes of the table of addresses that precedes the matrices: 8 for each matrix of the segment.
     pub fn table_bytes(&self, segment: &Segment) -> u64 {
         let entries = if self.matrices.is_empty() { 0 } else { u64::from(segment.extents().0) };
         (entries * 8).next_multiple_of(ALIGN)
@@ -40,8 +41,8 @@ impl Plan {
     }
 
     /// Bytes that a memory holds at most while the plan runs, `threads` CPU threads each with their scratch:
-    /// arena, states, and the weights that units read there. Of memory 0, weights are those in memory and not on disk.
-    /// `None` where that overflows.
+    /// arena, states, and the weights that units read there. For memory 0, weights on disk do not count.
+    /// `None` on overflow.
     pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
         let decl = self.memories.get(memory as usize)?;
         let mut sum = decl.arena_bytes.checked_next_multiple_of(ALIGN)?;

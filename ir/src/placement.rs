@@ -1,8 +1,8 @@
 //! Placement: the unit of every operator, and tier, capacity, group and unit of every expert.
 //!
-//! On a target whose shapes are dynamic every expert takes any number of tokens, and a placement says no more
-//! than that. On one whose graphs are static it holds what the passes `tier`, `group` and `assign_residency` decided
-//! (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
+//! On a target with dynamic shapes every expert takes any number of tokens, and a placement says no more than
+//! that. On a target with static graphs it holds the decisions of the passes `tier`, `group` and
+//! `assign_residency` (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
 
 use crate::graph::EntryKind;
 use crate::op::{Attributes, attributes, words};
@@ -23,7 +23,7 @@ pub struct Placement {
     pub chunk: u32,
     /// Treatment of tokens past an expert's capacity.
     pub overflow: Overflow,
-    /// Names of the units that indices stand for; empty where shapes are dynamic.
+    /// Names of the units that indices refer to; empty for dynamic shapes.
     pub units: Vec<String>,
     /// Operators, in the order of the Graph.
     pub ops: Vec<OpPlace>,
@@ -35,7 +35,7 @@ words! {
     /// Treatment of the tokens that an expert has no room for (NPUMoE, §3.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
     pub enum Overflow, "`prune` or `spill`" {
-        /// Those of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
+        /// Rows of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
         #[default]
         Prune = "prune",
         /// They run on the fallback unit with the same weights: nothing is lost.
@@ -56,7 +56,7 @@ impl fmt::Display for Overflow {
     }
 }
 
-/// Unit of the nodes of one operator that stand at one place of the model, in all layers.
+/// Unit of the nodes of one operator at one place of the model, in all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpPlace {
     /// Entry point.
@@ -84,7 +84,7 @@ pub struct ExpertTable {
     pub tiers: Vec<u32>,
     /// Prediction of the profile.
     pub expected: Option<Expected>,
-    /// Groups that share a static graph, the most popular first; empty: there is no such graph.
+    /// Groups that share a static graph, the most popular first; empty if there is no such graph.
     pub groups: Vec<ExpertGroup>,
     /// One row per expert.
     pub experts: Vec<ExpertRow>,
@@ -96,7 +96,8 @@ attributes! {
     pub struct Expected as "rates" {
         /// Load of the busiest expert over the mean load, r (NPUMoE, §4.1).
         pub imbalance: f32,
-        /// Share of the routed (token, expert) pairs that find no room: dropped or spilled, as the policy says.
+        /// Share of the routed (token, expert) pairs that find no room: dropped or spilled, as the policy
+        /// says.
         pub overflow: f32,
         /// Share of the rows of executed graphs that are padding.
         pub padding: f32,
@@ -113,8 +114,9 @@ attributes! {
         pub unit: u32,
         /// Its experts, in the order of the graph's slices.
         pub experts: Vec<u32>,
-        /// Rows per expert that the graph has a function for, ascending; the last is the capacity of its tier. They share the
-        /// weights, and a call takes the smallest that holds its tokens. Empty: the capacity alone.
+        /// Rows per expert that the graph has a function for, ascending; the last is the capacity of its
+        /// tier. They share the weights, and a call takes the smallest that holds its tokens. Empty: the
+        /// capacity alone.
         pub sizes: Vec<u32>,
         /// Bytes of the graph's weights.
         pub bytes: u64,
@@ -126,7 +128,8 @@ attributes! {
 }
 
 impl ExpertGroup {
-    /// Rows of each expert in a call whose busiest expert has `most` tokens, where the tier's capacity is `capacity`.
+    /// Rows of each expert in a call whose busiest expert has `most` tokens, where the tier's capacity is
+    /// `capacity`.
     pub fn rows(&self, most: u32, capacity: u32) -> u32 {
         self.sizes.iter().copied().find(|&size| size >= most).unwrap_or(capacity)
     }
@@ -154,7 +157,7 @@ attributes! {
 }
 
 impl Placement {
-    /// That of a target with dynamic shapes.
+    /// The placement of a target with dynamic shapes.
     pub fn dynamic(experts: Vec<ExpertTable>) -> Self {
         Self { experts, ..Self::default() }
     }

@@ -104,8 +104,8 @@ pub struct ModelInfo {
     pub active_parameters: u64,
     /// Decoding with fewer experts, where little entry points are compiled.
     pub big_little: Option<BigLittle>,
-    /// Percent of the neurons of experts that thresholds after SiLU make 0, as calibration saw them: an approximation. `None`
-    /// where there are no thresholds.
+    /// Percent of the neurons of experts that thresholds after SiLU make 0, as calibration saw them: an
+    /// approximation. `None` where there are no thresholds.
     pub thresholded: Option<f32>,
 }
 
@@ -115,7 +115,8 @@ attributes! {
     pub struct BigLittle as "little" {
         /// Experts per token of the little entry points.
         pub experts: u32,
-        /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
+        /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it.
+        /// In `[0, 1]`.
         pub gamma: f32,
     }
 }
@@ -199,18 +200,21 @@ pub struct Entry {
 }
 
 impl Plan {
-    /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are stored alike.
+    /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are
+    /// stored alike.
     pub fn cache_format(&self) -> Option<Format> {
         self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
     }
 
-    /// Snapshots of its states that each slot has room for: those of the state with the least; 0 where none needs any.
+    /// Snapshots of its states that each slot has room for: those of the state with the least; 0 where none
+    /// needs any.
     pub fn snapshots_of_slot(&self) -> u32 {
         self.states.iter().filter(|s| s.kind.needs_snapshots()).map(|s| s.snapshots).min().unwrap_or(0)
     }
 
-    /// Tokens from one snapshot to the next that a sequence has however full all slots are: whole chunks of prompts, the fewest at which
-    /// those of full slots leave room for [`state::FREE_SNAPSHOTS`] more. `None` where there is no room for any.
+    /// Tokens between two snapshots of a sequence, however full all slots are: whole chunks of prompts. The
+    /// smallest number at which the snapshots of full slots leave room for [`state::FREE_SNAPSHOTS`] more.
+    /// `None` if there is no room for any.
     pub fn snapshot_distance(&self) -> Option<u32> {
         let fixed = self.snapshots_of_slot().checked_sub(state::FREE_SNAPSHOTS).filter(|&n| n > 0)?;
         let prefill = self.entries.iter().filter(|e| e.kind.is_prefill()).map(|e| e.kind.rows());
@@ -243,7 +247,8 @@ impl Plan {
         self.states.iter().map(saved).fold(0, u64::saturating_add)
     }
 
-    /// Layers whose `request_experts` is observed, in order: experts, and experts per token. They stay on disk, or lie in frames.
+    /// Layers whose `request_experts` is observed, in order: experts, and experts per token. They stay on
+    /// disk, or are in frames.
     pub fn requested_layers(&self) -> Vec<(u32, u32)> {
         match (&self.paging, &self.experts.policy) {
             (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
@@ -254,7 +259,8 @@ impl Plan {
         }
     }
 
-    /// Experts on disk, by index into [`Paging::layers`], that another memory holds for good, ascending: no step requests them from disk.
+    /// Experts on disk, by index into [`Paging::layers`], that another memory holds for good, ascending: no
+    /// step requests them from disk.
     pub fn elsewhere(&self) -> Vec<(u32, u32)> {
         let mut experts = Vec::new();
         for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
@@ -274,7 +280,7 @@ impl Plan {
     /// The stored form.
     ///
     /// # Errors
-    /// None in practice: the types hold nothing that cannot be encoded.
+    /// Never fails in practice: the types hold nothing that cannot be encoded.
     pub fn encode(&self) -> Result<Vec<u8>, bincode::error::EncodeError> {
         bincode::encode_to_vec(self, config())
     }
@@ -289,7 +295,7 @@ impl Plan {
         if read != bytes.len() {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
         }
-        // What is no number equals nothing, not even itself, and has no text.
+        // NaN equals nothing, not even itself, and has no text form.
         let finite = plan.placement.is_finite() && plan.experts.policy.is_finite();
         if !finite || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
             return Err(bincode::error::DecodeError::Other("a number that is not finite"));

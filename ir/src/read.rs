@@ -134,9 +134,10 @@ impl WeightExpr {
         self.walk(matrix, rows, cols, &Decoded(source), out).map(drop)
     }
 
-    /// Copies the rectangle into `out`, row-major, as the checkpoint stores it: numbers of `format`, as [`Source::stored`] has them. `false`
-    /// where it stores others, where the expression computes, and where a number is not finite; `out` then holds anything,
-    /// and [`Self::read`] gives the numbers. What this gives is what `read` gives, rounded to `format`.
+    /// Copies the rectangle into `out`, row-major, as the checkpoint stores it: numbers of `format`, as
+    /// [`Source::stored`] has them. `false` where it stores others, where the expression computes, and where
+    /// a number is not finite; `out` then holds anything, and [`Self::read`] gives the numbers. What this
+    /// gives is what `read` gives, rounded to `format`.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -160,7 +161,7 @@ impl WeightExpr {
     /// Notifies the source that the rectangle will be read soon.
     pub fn expect(&self, matrix: usize, rows: Range<usize>, cols: Range<usize>, source: &dyn Source) {
         let numbers = rows.len().saturating_mul(cols.len());
-        // What keeps it from being read is said when it is.
+        // The reason that it cannot be read is given when it is read.
         drop(self.walk(matrix, rows, cols, &Expected(source), &mut vec![(); numbers]));
     }
 

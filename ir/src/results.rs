@@ -11,13 +11,13 @@ impl Results {
     /// One more than the largest index.
     pub const MOST: usize = u128::BITS as usize;
 
-    /// Those of these indices; None if one is too large.
+    /// The results with these indices; `None` if one is too large.
     pub fn new(indices: impl IntoIterator<Item = usize>) -> Option<Self> {
         let bit = |i| u32::try_from(i).ok().and_then(|i| 1_u128.checked_shl(i));
         indices.into_iter().try_fold(0, |all, i| Some(all | bit(i)?)).map(Self)
     }
 
-    /// The last `count` of so many arguments.
+    /// The last `count` of this many arguments.
     pub fn last(count: usize, args: usize) -> Self {
         Self::new((args.saturating_sub(count)..args).take(Self::MOST)).unwrap_or_default()
     }
@@ -32,7 +32,7 @@ impl Results {
         (0..Self::MOST).filter(move |&i| self.contains(i))
     }
 
-    /// Whether there are some, all of them among so many arguments.
+    /// Whether there are some, all of them among this many arguments.
     pub fn are_among(self, args: usize) -> bool {
         self.0 != 0 && Self::MOST - self.0.leading_zeros() as usize <= args
     }

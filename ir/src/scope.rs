@@ -8,16 +8,19 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Name of a part: letters, digits and `_`, no leading digit. The set is open: an importer may add names. Its [`Role`] says what a part is for.
+/// Name of a part: letters, digits and `_`, no leading digit. The set is open: an importer may add names. Its
+/// [`Role`] says what a part is for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part(Cow<'static, str>);
 
-/// Role of a part: what it computes, by which units are assigned and costs are counted. Parts of several names may have one role.
+/// Role of a part: what it computes, by which units are assigned and costs are counted. Parts of several
+/// names may have one role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Attention: reads a cached row of every earlier token.
     Attention,
-    /// Another mixer of tokens, which folds them into a state of fixed size: a delta rule, a state space, a short convolution.
+    /// Another mixer of tokens, which folds them into a state of fixed size: a delta rule, a state space, a
+    /// short convolution.
     Mixer,
     /// Feed-forward network: dense, shared, or a mixture of experts with its router.
     Network,
@@ -97,8 +100,8 @@ impl fmt::Display for Part {
 
 /// Place of a node: in a layer (`layers.3.attn`) or outside of them (`embed`, `head`).
 ///
-/// The text form of the default is empty: it stands nowhere in particular. `L` is [`AnyLayer`] where something is said of
-/// all layers at once.
+/// The text form of the default is empty: it is at no particular place. `L` is [`AnyLayer`], for statements
+/// about all layers at once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope<L = u32> {
     /// Layer, counted from 0; `None` outside of the layers.
@@ -111,7 +114,7 @@ pub struct Scope<L = u32> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AnyLayer;
 
-/// A text that is no scope.
+/// A text that is not a scope.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("expected a scope, `PART` or `layers.LAYER.PART`, found {0:?}")]
 pub struct MalformedScope(String);

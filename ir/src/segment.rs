@@ -1,11 +1,11 @@
-//! Packed weights of a plan: where they lie in their files, and how.
+//! Packed weights of a plan: their places in their files, and their layouts.
 
 use crate::bundle::{Bundle, PARTS};
 use crate::plan::ALIGN;
 use crate::types::{Format, GROUP};
 use bincode::{Decode, Encode};
 
-/// How a packed weight lies in its file.
+/// Layout of a packed weight in its file.
 ///
 /// A panel holds `nr` output channels, its columns, in an order that follows the format:
 /// * `f32`, `f16`: `[K][nr]`.
@@ -16,13 +16,13 @@ use bincode::{Decode, Encode};
 /// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
 /// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
 /// * `q4c`: as `q4` without the groups' scales; after the last group, `nr` f32 scales.
-/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. After the last panel of a matrix stand its outliers,
-///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
-///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
-///   scale stands in the panel.
+/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. The outliers of a matrix follow its last
+///   panel, in the order of panels and columns: for each panel and once more, how many come before it (u32);
+///   for each outlier its column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up
+///   to a multiple of [`ALIGN`]. Its scale is in the panel.
 ///
-/// A row of a row-major grouped weight holds its codes in order (half a byte each: per group 16 bytes, byte `j` the codes
-/// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
+/// A row of a row-major grouped weight holds its codes in order (half a byte each: per group 16 bytes, byte
+/// `j` the codes of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Layout {
     /// Row-major `[matrices, rows, cols]`.
@@ -45,9 +45,9 @@ pub enum Layout {
     },
     /// Gates of neurons by themselves, `[matrices, rows, H]`: as in a [`Bundle`], a row after the other.
     Gates,
-    /// Up and down of neurons by themselves, `[matrices, rows, 2H]`: as in a [`Bundle`], [`Bundle::up_down_pitch`] bytes from one
-    /// neuron to the next. After all neurons of a matrix their scales, where these lie by themselves
-    /// ([`Bundle::has_split_scales`]): of up and of down of each, [`Bundle::up_down_scales_bytes`] bytes.
+    /// Up and down of neurons alone, `[matrices, rows, 2H]`: as in a [`Bundle`], [`Bundle::up_down_pitch`]
+    /// bytes from one neuron to the next. Split scales ([`Bundle::has_split_scales`]) follow all neurons of a
+    /// matrix: of up and of down of each, [`Bundle::up_down_scales_bytes`] bytes.
     UpDown,
 }
 
@@ -74,7 +74,7 @@ impl Layout {
         }
     }
 
-    /// Whether rows lie one after the other, and not in panels.
+    /// Whether rows are contiguous, and not in panels.
     pub const fn is_by_rows(self) -> bool {
         matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown)
     }
@@ -88,8 +88,8 @@ impl Layout {
         }
     }
 
-    /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the layout fits
-    /// neither the rows nor the format.
+    /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the
+    /// layout fits neither the rows nor the format.
     pub fn matrix_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
         if format.is_by_channel() && self.is_by_rows() {
             return None;
@@ -98,7 +98,7 @@ impl Layout {
         panels.checked_add(self.outlier_bytes(format, rows, cols)?)
     }
 
-    /// Bytes of the outliers after a matrix's panels: 0 where a matrix of so many rows has none.
+    /// Bytes of the outliers after a matrix's panels: 0 if a matrix with this many rows has none.
     pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
         match format.outliers(usize::try_from(rows).ok()?) as u64 {
             0 => Some(0),
@@ -110,7 +110,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of one stored row, scales that lie elsewhere included.
+    /// Bytes of one stored row, separate scales included.
     pub const fn row_bytes(self, format: Format, cols: usize) -> usize {
         match self {
             Self::Rows => format.row_bytes(cols),
@@ -133,7 +133,7 @@ pub struct Segment {
     pub file: u32,
     /// Offset in the file, a multiple of [`ALIGN`].
     pub offset: u64,
-    /// Size, without what lies between its matrices.
+    /// Size, without the padding between its matrices.
     pub bytes: u64,
     /// Bytes from one matrix (expert, head) to the next.
     pub pitch: u64,
@@ -171,7 +171,7 @@ impl Segment {
         (self.layout == Layout::UpDown).then_some(Bundle { format: self.format, hidden, gate_bound: false })
     }
 
-    /// Where matrix `i` begins in the file; `None` where there is none.
+    /// Start of matrix `i` in the file; `None` if there is no such matrix.
     pub fn matrix_offset(&self, i: u32) -> Option<u64> {
         let at = u64::from(i).checked_mul(self.pitch)?.checked_add(self.offset)?;
         (i < self.extents().0).then_some(at)

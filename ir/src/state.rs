@@ -1,6 +1,7 @@
-//! States: what outlives a call, of which kind it is, and how it lies in memory.
+//! States: memory that outlives a call, by kind, and its layout.
 //!
-//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. A caller that wants to go back checks it.
+//! The kind of a state says what can be done with a sequence: begin anew, keep a copy, go back. A caller that
+//! goes back checks it.
 //!
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
 //! products like any other. Every (slot, head) is contiguous; the last panel is padded.
@@ -21,18 +22,18 @@ pub enum StateKind {
     /// Keys or values of every position: `[slots, heads, ctx, dim]`.
     #[default]
     Cache,
-    /// Keys or values of the last positions, for attention with a sliding window: `[slots, heads, ctx, dim]`, position `p` in
-    /// row `p mod ctx` (Jiang et al., *Mistral 7B*, section 2, "rolling buffer cache").
+    /// Keys or values of the last positions, for attention with a sliding window: `[slots, heads, ctx, dim]`,
+    /// position `p` in row `p mod ctx` (Jiang et al., *Mistral 7B*, section 2, "rolling buffer cache").
     Ring {
         /// Positions that a token sees, its own included.
         window: u32,
     },
-    /// Recurrent state after all tokens so far, one block of fixed size per slot: `[slots, heads, rows, dim]`.
-    /// Linear attention has keys by values (Katharopoulos et al., *Transformers are RNNs*, equation 18), Mamba-2 channels of
-    /// a head by its state (Dao and Gu, *Transformers are SSMs*, equation 1).
+    /// Recurrent state after all tokens so far, one block of fixed size per slot: `[slots, heads, rows,
+    /// dim]`. Linear attention has keys by values (Katharopoulos et al., *Transformers are RNNs*, equation
+    /// 18), Mamba-2 channels of a head by its state (Dao and Gu, *Transformers are SSMs*, equation 1).
     Recurrent,
-    /// The last K − 1 inputs of a causal convolution of width K: `[slots, groups, K − 1, channels]` (Gu and Dao, *Mamba*,
-    /// section 3.4).
+    /// The last K − 1 inputs of a causal convolution of width K: `[slots, groups, K − 1, channels]` (Gu and
+    /// Dao, *Mamba*, section 3.4).
     Convolution,
 }
 
@@ -88,19 +89,21 @@ pub enum CacheOrder {
     },
 }
 
-/// Snapshots of a slot that are not at fixed positions: where prompts end and part, and before tokens that may be taken back.
+/// Snapshots of a slot that are not at fixed positions: where prompts end and part, and before tokens that
+/// may be taken back.
 pub const FREE_SNAPSHOTS: u32 = 2;
 
-/// Snapshots that a plan gives each slot room for: fixed ones, whole chunks apart, and [`FREE_SNAPSHOTS`]. The fixed ones take no more
-/// memory than the slot, but are two at least. `folded` and `slot` are bytes of a slot: of the states that need snapshots, and of all.
+/// Snapshots that a plan gives each slot room for: fixed ones, whole chunks apart, and [`FREE_SNAPSHOTS`].
+/// The fixed ones take no more memory than the slot, but are two at least. `folded` and `slot` are bytes of a
+/// slot: of the states that need snapshots, and of all.
 pub fn snapshots(folded: u64, slot: u64, context: u32, chunk: u32) -> u32 {
     let Some(fit) = slot.checked_div(folded) else { return 0 };
     let fixed = u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(context.div_ceil(chunk.max(1)));
     fixed.saturating_add(FREE_SNAPSHOTS).min(context)
 }
 
-/// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache or ring being
-/// positions; then as much again for each snapshot.
+/// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache or
+/// ring being positions; then as much again for each snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct StateBuf {
     /// Name.
@@ -115,8 +118,8 @@ pub struct StateBuf {
     pub order: CacheOrder,
     /// Kind: what it keeps of a sequence.
     pub kind: StateKind,
-    /// Snapshots that each slot has room for. All slots share the room of all: how many earlier positions their sequences can go back
-    /// to. Caches and rings need none, and have none.
+    /// Snapshots that each slot has room for. All slots share the room of all: how many earlier positions
+    /// their sequences can go back to. Caches and rings need none, and have none.
     pub snapshots: u32,
 }
 
@@ -232,7 +235,7 @@ impl CacheHead {
 }
 
 impl StateBuf {
-    /// One (slot, head).
+    /// View of one (slot, head).
     pub fn head(&self) -> CacheHead {
         let [_, _, ctx, dim] = self.shape.map(|n| n as usize);
         CacheHead { format: self.format, order: self.order, ctx, dim }
@@ -258,8 +261,8 @@ impl StateBuf {
         self.checked_bytes().unwrap_or(u64::MAX)
     }
 
-    /// The tensor `[slots, heads, rows, dim]` as f32, without snapshots, from the memory of the state; `None` where that is
-    /// too short.
+    /// The tensor `[slots, heads, rows, dim]` as f32, without snapshots, from the memory of the state; `None`
+    /// where that is too short.
     pub fn read(&self, memory: &[u8]) -> Option<Vec<f32>> {
         let head = self.head();
         let [slots, heads, ctx, dim] = self.shape.map(|n| n as usize);

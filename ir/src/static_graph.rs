@@ -36,9 +36,9 @@ attributes! {
         pub package: String,
         /// Function in it.
         pub function: String,
-        /// What it takes, in order.
+        /// Inputs, in order.
         pub inputs: Vec<GraphTensor>,
-        /// What it gives, in order.
+        /// Outputs, in order.
         pub outputs: Vec<GraphTensor>,
         /// Whether the artifact keeps a state for each sequence slot.
         pub stateful: bool,
@@ -46,8 +46,8 @@ attributes! {
 }
 
 impl GraphDecl {
-    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends after
-    /// its last row.
+    /// Place of the rows that an attention's graph takes, if it is fixed. The graph then has no `write`, and
+    /// its mask ends after its last row.
     pub fn fixed_start(&self) -> Option<u32> {
         let tensor = |name: &str| self.inputs.iter().find(|p| p.name == name);
         match (tensor("mask"), tensor("write")) {
@@ -63,20 +63,21 @@ attributes! {
     pub struct ExpertSet {
         /// Layer.
         pub layer: u32,
-        /// What happens to rows past an expert's capacity.
+        /// Treatment of rows past an expert's capacity.
         pub overflow: Overflow,
         /// Rows that each expert of the layer has room for; 0: no graph has it.
         pub capacities: Vec<u32>,
-        /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
+        /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the
+        /// other.
         pub groups: Vec<GraphGroup>,
-        /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
+        /// Hot neurons that the graphs compute, if not all: one graph for each expert, for calls that decode.
         pub hot: Option<HotNeurons>,
     }
 }
 
 attributes! {
-    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
-    /// are added.
+    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels
+    /// the others, and the sums are added.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct HotNeurons as "hot" {
         /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
@@ -87,11 +88,12 @@ attributes! {
 }
 
 attributes! {
-    /// A subgraph of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
-    /// its graphs take the same rows; the channels of their results follow each other in `y`.
+    /// A subgraph of an entry point that static graphs compute, its experts aside: attention, a dense
+    /// network, the head. All of its graphs take the same rows; the channels of their results follow each
+    /// other in `y`.
     ///
-    /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
-    /// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+    /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`. Attention also has `angles[T, R,
+    /// 1, 1]` if it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct Subgraph {
         /// Indices into [`crate::plan::Plan::graphs`].
@@ -100,7 +102,7 @@ attributes! {
         pub inputs: u32,
         /// Channels of `y`.
         pub outputs: u32,
-        /// What attention has besides.
+        /// Further inputs of attention.
         pub attention: Option<SubgraphAttention>,
     }
 }
@@ -121,8 +123,8 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of one graph. Groups of the same experts, one after the other, are sizes of one graph, ascending: a call takes
-    /// the first that holds its rows.
+    /// Experts of one graph. Groups of the same experts, one after the other, are sizes of one graph,
+    /// ascending: a call takes the first that holds its rows.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphGroup as "group" {
         /// Index into [`crate::plan::Plan::graphs`].

@@ -36,15 +36,15 @@ pub enum Builtin {
         experts: u32,
         /// Whether an id may be −1, which is served elsewhere.
         partial: bool,
-        /// Where several units compute its experts.
+        /// Layer whose experts several units compute.
         candidates: Option<Candidates>,
     },
-    /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
-    /// of `to`. The table lies in memory 0.
+    /// `[from, to]`, or of slots `[table, from, to]`: copies elements of four bytes over a link, from the
+    /// memory of `from` to that of `to`. The table is in memory 0.
     Copy {
         /// Elements of a row, or in all.
         words: u32,
-        /// Which rows.
+        /// Rows that it copies.
         span: Span,
     },
     /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::LimitCapacity`].
@@ -68,8 +68,8 @@ pub enum Builtin {
         /// Channels of a row of `x` and of `y`, and from one row to the next.
         hidden: u32,
     },
-    /// `[scores, (scores of layers ahead), table]`: requests from the store the experts that the table names. See
-    /// [`crate::Op::RequestExperts`].
+    /// `[scores, (scores of layers ahead), table]`: requests from the store the experts that the table names.
+    /// See [`crate::Op::RequestExperts`].
     RequestExperts {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
@@ -77,11 +77,12 @@ pub enum Builtin {
         rows: u32,
         /// Experts per token that the table is laid out for, up to those of the layer.
         k: u32,
-        /// Elements from one row of each operand's scores to the next; 0 where there is none.
+        /// Elements from one row of each operand's scores to the next; 0 for absent operands.
         strides: [u32; MAX_REQUEST_SCORES],
     },
-    /// `[table, (lists of active neurons)]`: requests from the store up and down of the neurons that a step after `neuron_gate` has
-    /// listed ([`crate::bundle::active_list_words`]), or without lists for all neurons of the experts that the table names.
+    /// `[table, (lists of active neurons)]`: requests from the store up and down of the neurons that a step
+    /// after `neuron_gate` listed ([`crate::bundle::active_list_words`]). Without lists it requests all
+    /// neurons of the experts that the table names.
     RequestNeurons {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
@@ -90,8 +91,8 @@ pub enum Builtin {
         /// Experts per token that the table is laid out for.
         k: u32,
     },
-    /// `[x, table, gate and up, down, (their biases), y]`: runs the NDP command streams of a set on the rows that the table gives their
-    /// experts. See [`crate::Op::ExpertFfn`].
+    /// `[x, table, gate and up, down, (their biases), y]`: runs the NDP command streams of a set on the rows
+    /// that the table gives their experts. See [`crate::Op::ExpertFfn`].
     Streams {
         /// Index into [`crate::plan::Plan::streams`].
         set: u32,
@@ -142,8 +143,9 @@ pub enum Span {
 }
 
 impl Builtin {
-    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `RequestExperts` and
-    /// `RequestNeurons` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
+    /// Number of its last arguments that it writes; 0 for a launch, whose kernel writes some of them.
+    /// `RequestExperts` and `RequestNeurons` leave their last argument unchanged, but its readers come after
+    /// them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
             Self::Launch { .. } => 0,
@@ -177,15 +179,16 @@ pub enum Arg {
     Buffer(u32, u32),
     /// Segment of the plan.
     Segment(u32),
-    /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
-    /// layout is [`Layout::UpDown`](crate::plan::Layout::UpDown): of its rows, matrix after matrix, each followed by that of the row's scales where these
-    /// lie by themselves ([`Bundle::up_down_addresses`](crate::Bundle::up_down_addresses)).
+    /// Addresses of the matrices of a segment, one after the other, since experts may be anywhere. For a
+    /// segment with the layout [`Layout::UpDown`](crate::plan::Layout::UpDown) the addresses of its rows,
+    /// matrix after matrix. If scales are split, each is followed by the address of the row's scales
+    /// ([`Bundle::up_down_addresses`](crate::Bundle::up_down_addresses)).
     Matrices(u32),
     /// State of the plan.
     State(u32),
 }
 
-/// Which rows of an entry a step walks.
+/// Rows of an entry that a step walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum RowSpace {
     /// The valid token rows.
@@ -194,7 +197,7 @@ pub enum RowSpace {
     Outputs,
 }
 
-/// How many work items a step has, given `n` valid rows. Threads share the items.
+/// Number of work items of a step, for `n` valid rows. Threads share the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Grid {
     /// One item, one thread.
@@ -221,7 +224,7 @@ pub enum Grid {
 pub struct Step {
     /// Index into [`crate::plan::Plan::units`].
     pub unit: u32,
-    /// What runs.
+    /// Code that runs.
     pub code: Code,
     /// Addresses that it gets, in the kernel's order.
     pub args: Vec<Arg>,
@@ -229,11 +232,11 @@ pub struct Step {
     pub rows: RowSpace,
     /// Work items.
     pub grid: Grid,
-    /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one starts. Units
-    /// beside the CPU execute their steps one after the other, and need none.
+    /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one
+    /// starts. Accelerators execute their steps one after the other, and need no barriers.
     pub barrier: bool,
-    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of other units it
-    /// waits.
+    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of
+    /// other units it waits.
     pub deps: Vec<u32>,
     /// Node of the entry's Graph that this step, perhaps with others, computes.
     pub node: u32,

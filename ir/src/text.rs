@@ -1,8 +1,8 @@
 //! The text forms of [`Module`], [`Plan`] and [`Placement`]: printed for people, parsed back equal.
 //!
-//! Printing is [`std::fmt::Display`]; parsing is [`parse_module`], [`parse_plan`] and [`parse_placement`]. Line breaks mean
-//! nothing, `;` starts a comment, names that are no plain words are quoted, and floats are printed as
-//! the shortest decimal that reads back the same. The parser checks syntax and names only;
+//! Printing is [`std::fmt::Display`]; parsing is [`parse_module`], [`parse_plan`] and [`parse_placement`].
+//! Line breaks mean nothing, `;` starts a comment, and names that are not plain words are quoted. Floats are
+//! printed as the shortest decimal that reads back the same. The parser checks syntax and names only;
 //! [`crate::verify`] checks the rest.
 
 mod attrs;

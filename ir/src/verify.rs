@@ -9,8 +9,8 @@
 //!    have the types that [`Graph`](crate::Graph) lists.
 //! 5. Every value is defined exactly once, before it is used.
 //! 6. Operands are of the kinds, and in the number, that [`Op::signature`](crate::Op::signature) says. An
-//!    operand that takes a state takes one of the kinds `cache` and `ring` or the result of a cache write, and nothing
-//!    else takes these. Attention over a ring has a window, which the ring holds.
+//!    operand that takes a state takes one of the kinds `cache` and `ring` or the result of a cache write,
+//!    and nothing else takes these. Attention over a ring has a window, which the ring holds.
 //! 7. Declared types equal inferred ones, and their sizes in bytes do not overflow. No attribute is NaN.
 //! 8. An entry writes a state at most once. If it does, every reader reads the result of that write.
 //! 9. Token rows and output rows do not mix: only `gather_rows` goes from the first to the second, by
@@ -23,55 +23,62 @@
 //!
 //! 1. The version is this crate's; vocabulary, hidden size, layers, context and slots are not zero; the
 //!    token that is prepended is in the vocabulary.
-//! 2. There is at least one unit and one memory; the first unit, the CPU, has the first memory. Names of units and of
-//!    memories are unique, and every index of a unit or a memory is in range. Links join two memories. There are
-//!    at most 64 of each, and a memory but the first has one unit.
+//! 2. There is at least one unit and one memory; the first unit, the CPU, has the first memory. Names of
+//!    units and of memories are unique, and every index of a unit or a memory is in range. Links join two
+//!    memories. There are at most 64 of each, and a memory but the first has one unit.
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
 //!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.
-//! 5. State names are unique, and every state has room for the model's slots. A cache has room for the context; a ring
-//!    has a window, and room for it after all rows of a call. Neither has snapshots. Another state is in rows of f32, and
-//!    has as many snapshots as a context has positions at most.
+//! 5. State names are unique, and every state has room for the model's slots. A cache has room for the
+//!    context; a ring has a window, and room for it after all rows of a call. Neither has snapshots. Another
+//!    state is in rows of f32, and has as many snapshots as a context has positions at most.
 //! 6. Kernel symbols are C identifiers and unique.
 //! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
-//! 8. Buffers are aligned, inside the arena of their memory, and as large as rows, stride and element type need. The first
-//!    four hold the inputs; the logits buffer is `f32` with room for `[R, vocab]`. All these lie in memory 0.
+//! 8. Buffers are aligned, inside the arena of their memory, and as large as rows, stride and element type
+//!    need. The first four hold the inputs; the logits buffer is `f32` with room for `[R, vocab]`. All these
+//!    lie in memory 0.
 //! 9. Places lie inside the columns of their buffer.
-//! 10. Steps refer to units, kernels, buffers, segments and states that exist; offsets into buffers are
-//!     whole elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in
-//!     functions have the arguments, of the sizes, that they need, and write to buffers that hold no operand of
-//!     theirs; a part's graphs take the rows of its step.
-//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the CPU and each of its
-//!     dependencies there. Accelerators have no barriers.
-//! 12. Steps have no data hazard. What a step touches follows from its arguments and the results of its kernel
-//!     ([`Accesses`](crate::access::Accesses)). Before it begins, every earlier step that writes some of it has ended, and for
-//!     what it writes, every earlier step that reads some of it: by barriers, by the order of a unit's own steps, and by
-//!     dependencies, over any number of units. This holds for states, for experts on disk after their request, and byte by
-//!     byte for arenas, where buffers share bytes one after the other. A step reads a buffer only where an earlier step has
-//!     written it, or the engine, which writes the inputs before the first step. What it writes holds no other argument of
-//!     it. The engine reads the logits after the last step.
+//! 10. Steps refer to units, kernels, buffers, segments and states that exist; offsets into buffers are whole
+//!     elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in functions
+//!     have the arguments, of the sizes, that they need, and write to buffers that hold no operand of theirs;
+//!     a part's graphs take the rows of its step.
+//! 11. Dependencies are ascending and point backwards, and a barrier is between a step of the CPU and each of
+//!     its dependencies there. Accelerators have no barriers.
+//! 12. Steps have no data hazard. What a step touches follows from its arguments and the results of its
+//!     kernel ([`Accesses`](crate::access::Accesses)). Before it begins, every earlier step that writes some
+//!     of it has ended, and for what it writes, every earlier step that reads some of it: by barriers, by the
+//!     order of a unit's own steps, and by dependencies, over any number of units. This holds for states, for
+//!     experts on disk after their request, and byte by byte for arenas, where buffers share bytes one after
+//!     the other. A step reads a buffer only where an earlier step has written it, or the engine, which
+//!     writes the inputs before the first step. What it writes holds no other argument of it. The engine
+//!     reads the logits after the last step.
 //! 13. Its placement holds; one with static shapes names the units of the plan.
-//! 14. Every argument of a step lies in the memory of its unit: buffers and states by their own index, weights because
-//!     memory 0 serves all of its units', and others hold them as residents. A copy alone reads or writes elsewhere, over a
-//!     link. Residents are in ascending order, and their matrices exist.
-//! 15. What a memory holds at once, [`Plan::peak`](crate::plan::Plan::peak), is no more than its capacity, where it has one.
-//! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and each unit of a
-//!     `dispatch` gets a table of its own.
-//! 17. What stays on disk fits the budget with its frames; the matrices of an expert are neighbours in one file, at
+//! 14. Every argument of a step lies in the memory of its unit: buffers and states by their own index,
+//!     weights because memory 0 serves all of its units', and others hold them as residents. A copy alone
+//!     reads or writes elsewhere, over a link. Residents are in ascending order, and their matrices exist.
+//! 15. The peak of a memory, [`Plan::peak`](crate::plan::Plan::peak), is at most its capacity, if it has one.
+//! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and
+//!     each unit of a `dispatch` gets a table of its own.
+//! 17. Data on disk fit the budget with its frames; the matrices of an expert are neighbours in one file, at
 //!     multiples of a block, and every matrix has a checksum.
 //!
 //! # NDP command streams and policies for experts
 //!
-//! 1. NDP command streams are of accelerators, one set of a layer for each, and steps run those of their own unit.
-//! 2. A unit that may be given an expert holds its matrices: the hot unit those that start there, the cold one all.
-//! 3. NDP DIMMs and frames are in range; curves ascend; every time is finite and not negative. Nothing moves where units are fixed.
+//! 1. NDP command streams are of accelerators, one set of a layer for each, and steps run those of their own
+//!    unit.
+//! 2. A unit that may be given an expert holds its matrices: the hot unit those that start there, the cold
+//!    one all.
+//! 3. NDP DIMMs and frames are in range; curves ascend; every time is finite and not negative. Nothing moves
+//!    where units are fixed.
 //! 4. Layers that share a cache have experts of the same sizes, and each begins with one in a frame.
 //!
 //! # GPU kernels
 //!
-//! 1. They are of accelerators that have a memory of their own, each once in its artifact, whose path stays inside.
+//! 1. They are of accelerators that have a memory of their own, each once in its artifact, whose path stays
+//!    inside.
 //! 2. A block has whole warps, 1024 threads at most, and 48 KiB of shared memory; a grid has blocks.
-//! 3. Steps launch those of their own unit, with as many addresses as they take, in grids that are possible for all their rows.
+//! 3. Steps launch those of their own unit, with as many addresses as they take, in grids that are possible
+//!    for all their rows.
 //!
 //! # Placement
 //!
@@ -155,9 +162,9 @@ pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
     order::check(plan, false)
 }
 
-/// Checks a plan on its way through the compiler. Where several units run its steps, these may still name values of other
-/// memories, and no order between units is stated yet: the steps are taken as if each ended before the next begins. All
-/// other invariants hold.
+/// Checks a plan between two passes of the compiler. If several units run its steps, these may still name
+/// values of other memories, and no order between units is stated yet: the steps are taken as if each ended
+/// before the next begins. All other invariants hold.
 ///
 /// # Errors
 /// The first broken invariant found.
@@ -171,7 +178,7 @@ pub fn unsynchronized_plan(plan: &Plan) -> Result<(), VerifyError> {
 /// # Errors
 /// The first broken invariant found.
 pub fn placement(placement: &Placement) -> Result<(), VerifyError> {
-    // Where shapes are dynamic units have no names; the plan that holds the placement knows them.
+    // With dynamic shapes, units have no names here; the plan that holds the placement knows them.
     let units = if placement.is_dynamic() { usize::MAX } else { placement.units.len() };
     placements::check(placement, units)
 }

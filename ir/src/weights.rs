@@ -1,8 +1,7 @@
 //! Weights as expressions over checkpoint tensors.
 //!
-//! A weight of the Graph is never held whole. It is an expression, and every expression can give any
-//! rectangle of its last two axes, so that packing walks a weight panel by panel and its peak memory
-//! does not grow with the model.
+//! A weight of the Graph is never held whole. It is an expression that can give any rectangle of its last two
+//! axes. So packing walks a weight panel by panel, and its peak memory does not grow with the model.
 
 use crate::infer::TypeError;
 use crate::types::Format;
@@ -31,11 +30,11 @@ pub enum Encoding {
     Coded(Box<Coded>),
 }
 
-/// Codes and what makes numbers of them: `(code − zero point) · scale`, the scale times a factor. A reader of the leaf knows the
-/// layouts; the leaf's own name is that of the codes.
+/// Codes and what makes numbers of them: `(code − zero point) · scale`, the scale times a factor. A reader of
+/// the leaf knows the layouts; the leaf's own name is that of the codes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coded {
-    /// Name of the layout: how codes are packed, and what they stand for.
+    /// Name of the layout: the packing of codes, and their meaning.
     pub layout: String,
     /// Bits of a code.
     pub bits: u32,
@@ -47,7 +46,7 @@ pub struct Coded {
     pub zeros: Option<String>,
     /// Tensor of the factor that all scales of a matrix share.
     pub factor: Option<String>,
-    /// Tensor of the group of each row or column, where those of a group do not lie together.
+    /// Tensor of the group of each row or column, if those of a group are not contiguous.
     pub groups: Option<String>,
 }
 
@@ -111,7 +110,8 @@ pub enum WeightExpr {
     },
     /// `[heads, R, C]` as `[heads·R, C]`.
     Join(Box<WeightExpr>),
-    /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows + r]` of it.
+    /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows +
+    /// r]` of it.
     Arrange {
         /// For every matrix, each of its rows once.
         order: Vec<u32>,
@@ -214,10 +214,11 @@ pub trait Source: Sync {
         out: &mut [f32],
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Copies one rectangle of a leaf as it is stored into `out`, row-major and little-endian, if it is stored in
-    /// `format` and every number is finite. Of formats of groups each number is its code, a signed byte in multiples of the scale, and
-    /// then the scale of its group, in the format of scales. `false` where it is not: `out` then holds anything, and
-    /// [`Source::read`] gives the numbers, or says what is wrong with them.
+    /// Copies one rectangle of a leaf as it is stored into `out`, row-major and little-endian, if it is
+    /// stored in `format` and every number is finite. Of formats with groups each number is its code, a
+    /// signed byte in multiples of the scale, followed by the scale of its group, in the format of scales.
+    /// Otherwise returns `false` and `out` is undefined; [`Source::read`] gives the numbers, or says what is
+    /// wrong with them.
     ///
     /// # Errors
     /// As [`Source::read`].
@@ -233,8 +234,8 @@ pub trait Source: Sync {
         Ok(false)
     }
 
-    /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles that do not
-    /// exist are ignored.
+    /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles
+    /// that do not exist are ignored.
     fn expect(&self, _leaf: &Leaf, _matrix: usize, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 

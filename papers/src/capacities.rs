@@ -1,5 +1,6 @@
-//! Costs of the settings of `[experts]`: padding, dropped tokens, simulated time and energy of prompts whose last chunk is
-//! short, with every expert in a static graph. `cargo xtask padding` writes docs/padding.md with it.
+//! Costs of the settings of `[experts]`: padding, dropped tokens, simulated time and energy of prompts whose
+//! last chunk is short, with every expert in a static graph. `cargo xtask padding` writes docs/padding.md
+//! with it.
 
 use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
@@ -114,7 +115,8 @@ impl Case {
         Self { model, calibration, prompts }
     }
 
-    /// A model whose routing a profile has in chunks that divide the short one: its first half chooses, its second is read.
+    /// A model whose routing a profile has in chunks that divide the short one: its first half chooses, its
+    /// second is read.
     fn profiled(model: Model, profile: &Profile) -> Result<Self> {
         let half = |second: bool| -> Result<[Loads; 2]> {
             let mut half = profile.clone();

@@ -1,4 +1,5 @@
-//! Figures that a paper prints, beside ours: `claims/*.toml` say what is printed, and the name of the quantity that is computed for it.
+//! Figures that a paper prints, beside ours: `claims/*.toml` say what is printed, and the name of the
+//! quantity that is computed for it.
 
 use crate::printed::Printed;
 use moec_base::{Error, Result};
@@ -93,12 +94,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether the paper's policies give it.
+    /// Whether our figure with the paper's policies is close to the paper's.
     pub fn agrees(&self) -> bool {
         self.paper.error(self.ours).abs() <= CLOSE
     }
 
-    /// Whether moec's do.
+    /// Whether our figure with moec's policies is close to the paper's.
     pub fn agrees_with_moec(&self) -> bool {
         self.moec.is_some_and(|m| self.paper.error(m).abs() <= CLOSE)
     }
@@ -179,7 +180,8 @@ impl Claims {
         self.find(of).map_or(f64::NAN, |c| c.paper.value())
     }
 
-    /// All of them as a table in Markdown; `ours` is the head of the column of what is simulated with the paper's policies.
+    /// All of them as a table in Markdown; `ours` is the head of the column of what is simulated with the
+    /// paper's policies.
     pub fn table(&self, ours: &str) -> String {
         let with_moec = self.0.iter().any(|c| c.moec.is_some());
         let [head, line] = if with_moec { [" moec |", "---|"] } else { [""; 2] };
@@ -226,7 +228,7 @@ pub fn digits(x: f64) -> String {
     }
 }
 
-/// Every claim has its row on a page, and every plot is a drawing that is linked there and lies in `docs/`.
+/// Every claim has its row on a page, and every plot is a drawing that is linked there and is in `docs/`.
 #[cfg(test)]
 pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&str, String)]) {
     for c in &claims.0 {

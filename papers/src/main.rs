@@ -35,7 +35,8 @@ enum Commands {
     Mechanisms,
     /// Rerun the evaluation of TriMoE, and print a page with every figure of it beside the simulated one
     Trimoe(Run),
-    /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated one
+    /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated
+    /// one
     #[command(name = "powerinfer2")]
     PowerInfer2(Run),
     /// Rerun the evaluation of HybriMoE, and print a page with every figure of it beside the simulated one
@@ -44,12 +45,14 @@ enum Commands {
     /// Rerun the evaluation of MoBiLE, and print a page with every speedup of it beside the simulated one
     #[command(name = "mobile")]
     MoBile(Run),
-    /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a checkpoint lose
+    /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a
+    /// checkpoint lose
     Outliers {
         /// A folder with a checkpoint
         checkpoint: PathBuf,
     },
-    /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes with recorded routing
+    /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes
+    /// with recorded routing
     Padding {
         /// A bundle for a device with a neural processing unit
         #[arg(requires = "trace")]

@@ -1,11 +1,11 @@
-//! The mechanisms of the five papers that moec unites, as a page of the documentation: `mechanisms.toml` says of each where it is in the
-//! code, which test shows it, and how far moec has it.
+//! The mechanisms of the five papers that moec unites, as a page of the documentation: `mechanisms.toml` says
+//! of each where it is in the code, which test shows it, and how far moec has it.
 
 use moec_base::{Error, Result};
 use serde::Deserialize;
 use std::fmt::{self, Write as _};
 
-/// How far moec has a mechanism.
+/// The extent to which moec has a mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MechanismState {
@@ -23,7 +23,7 @@ impl MechanismState {
     /// All, in the order of the page's columns.
     pub const ALL: [Self; 4] = [Self::Executed, Self::Simulated, Self::Different, Self::Missing];
 
-    /// What it means.
+    /// Its meaning in words.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Executed => {
@@ -56,17 +56,17 @@ impl fmt::Display for MechanismState {
 pub struct Mechanism {
     /// Section, equation or figure of the paper.
     pub section: String,
-    /// What the paper does.
+    /// The paper's mechanism.
     pub what: String,
-    /// Where moec has it: `FILE` or `FILE#ITEM`, from the root of the tree on.
+    /// Its places in moec's code: `FILE` or `FILE#ITEM`, from the root of the tree on.
     #[serde(default)]
     pub code: Vec<String>,
     /// Tests that show it: `FILE::FUNCTION`.
     #[serde(default)]
     pub tests: Vec<String>,
-    /// How far moec has it.
+    /// The extent to which moec has it.
     pub state: MechanismState,
-    /// How moec differs, or what is missing.
+    /// Difference of moec from the paper, or the missing part.
     pub why: Option<String>,
 }
 

@@ -1,5 +1,6 @@
-//! Number of output channels that should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6): relative error of the
-//! experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes docs/qnn-networks.md with it.
+//! Number of output channels that should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6):
+//! relative error of the experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes
+//! docs/qnn-networks.md with it.
 
 use moec_base::{Error, Result};
 use moec_cpu::{Q4o, Weighting, quantise_q4o};

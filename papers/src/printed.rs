@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 
-/// A number as printed, or two that it lies between.
+/// A number as printed, or the two ends of its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Printed {
     /// A number.
@@ -24,7 +24,8 @@ impl Printed {
         }
     }
 
-    /// Distance of a number, as a share: from the number, or from the nearer end of what it lies outside of.
+    /// Distance of a number, as a share: from the number, or from the nearer end of the range that it is
+    /// outside of.
     pub fn error(self, found: f64) -> f64 {
         match self {
             Self::Is(x) => found / x - 1.0,

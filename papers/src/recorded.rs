@@ -1,10 +1,10 @@
 //! Loads of experts drawn from recorded counts, for models whose own routing is not at hand.
 //!
-//! The counts are those of OLMoE-1B-7B (`golden/traces`): 64 experts, 8 per token, three layers, by domain of text. The
-//! experts of a layer are put in order of what they got in all domains together. A model with fewer experts
-//! gets runs of neighbours as one expert, one with more gets each as several equal ones; so a popular expert stays one,
-//! and what a domain prefers stays. Each token of a chunk then chooses its experts, by these shares and a fixed seed.
-//! Layers follow the recorded layer of their depth.
+//! The counts are those of OLMoE-1B-7B (`golden/traces`): 64 experts, 8 per token, three layers, by domain of
+//! text. The experts of a layer are put in order of what they got in all domains together. A model with fewer
+//! experts gets runs of neighbours as one expert, one with more gets each as several equal ones; so a popular
+//! expert stays one, and what a domain prefers stays. Each token of a chunk then chooses its experts, by
+//! these shares and a fixed seed. Layers follow the recorded layer of their depth.
 
 use moec_base::{Error, Result};
 use moec_costs::Model;
@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 
 /// The recorded counts.
 const COUNTS: &str = include_str!("../../golden/traces/olmoe_expert_counts.csv");
-/// Domains that come near NPUMoE's workloads (§5.1): web text, an encyclopedia (BoolQ), narratives (HellaSwag, RULER).
+/// Domains that come near NPUMoE's workloads (§5.1): web text, an encyclopedia (BoolQ), narratives
+/// (HellaSwag, RULER).
 pub const DOMAINS: [&str; 3] = ["c4", "wikipedia", "book"];
 /// Every domain that was recorded.
 pub const ALL: [&str; 6] = ["arxiv", "book", "c4", "github", "tulu", "wikipedia"];
@@ -142,7 +143,8 @@ impl Recorded {
         (0..chunks).map(call).collect()
     }
 
-    /// Loads that calibration sees: chunks of every domain, none of them of a prompt. Layers of one recorded layer share it.
+    /// Loads that calibration sees: chunks of every domain, none of them of a prompt. Layers of one recorded
+    /// layer share it.
     pub fn calibration(&self, model: &Model, chunk: u32) -> Loads {
         let depth = Depth::of(model);
         let mut seen: BTreeMap<usize, LayerLoads> = BTreeMap::new();

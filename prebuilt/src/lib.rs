@@ -1,13 +1,14 @@
 //! The part of a bundle's `run` that is the same for all bundles, compiled when moec is and embedded into it.
 //!
 //! `moec build` links it with the kernels and with a table object that names them and holds the plan
-//! (`Table`, which `moec_codegen::table` writes). So a bundle for this machine's own kind costs one call
-//! of the C compiler's linker, and neither rustc nor cargo. The generated crate in a bundle's `runner/` builds the
-//! same `Program` from the same plan.
+//! (`Table`, which `moec_codegen::table` writes). So a bundle for this machine's own kind costs one call of
+//! the C compiler's linker, and neither rustc nor cargo. The generated crate in a bundle's `runner/` builds
+//! the same `Program` from the same plan.
 //!
-//! It drives units, too (`moec_units`): a driver's library is looked for where a plan has steps for one, and is small beside the rest.
+//! It drives units, too (`moec_units`): a driver's library is looked for where a plan has steps for one, and
+//! is small beside the rest.
 //!
-//! What Rust's own `main` does before and after a program is done here, since C's is the entry point.
+//! The work of Rust's own `main` before and after a program is done here, since C's is the entry point.
 //! `unsafe` is in this file: the linked table is trusted, as the kernels are.
 
 use moec_runtime::bundle::abi::KernelFn;
@@ -32,7 +33,8 @@ unsafe extern "C" {
     static TABLE: Table;
 }
 
-/// The entry point of a linked `run`. Arguments come by way of the standard library, which finds them by itself.
+/// The entry point of a linked `run`. Arguments come by way of the standard library, which finds them by
+/// itself.
 #[unsafe(no_mangle)]
 extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
     prepare();
@@ -50,8 +52,9 @@ extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
     c_int::from(status)
 }
 
-/// Rust's own `main` ignores SIGPIPE, so that writing to a closed pipe is an error and no death, and sees to it that
-/// the three streams are open, so that no file of the bundle gets one of their numbers.
+/// Rust's own `main` ignores SIGPIPE, so that writing to a closed pipe is an error and does not end the
+/// process. It also opens the three standard streams if they are closed, so that no file of the bundle gets
+/// one of their numbers.
 fn prepare() {
     // SAFETY: calls of the C library without memory of ours, before there are other threads.
     unsafe {

@@ -1,7 +1,7 @@
-//! Errors of the runtime: what went wrong and where, whose fault it is, and what to do about it.
+//! Errors of the runtime: fault, place, origin and remedy.
 //!
-//! A kind is what callers distinguish: by exit codes, statuses of HTTP, or what they do instead. Everything else is in the message, which
-//! is written where the error occurs, or by a constructor here where several places report the same.
+//! Callers distinguish kinds: by exit codes, HTTP statuses, or other reactions. Everything else is in the
+//! message. It is written where the error occurs, or by a constructor here if several places report the same.
 
 use crate::offload::disk::ReadError;
 use std::borrow::Cow;
@@ -28,7 +28,7 @@ pub enum Fault {
     Moec,
 }
 
-/// A number of the bundle or of this run that a request exceeds.
+/// A limit of the bundle or of this run that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Tokens of a sequence.
@@ -62,7 +62,7 @@ pub enum Error {
     /// A file of the bundle does not exist.
     #[error("`{}` is missing from the bundle", .0.display())]
     MissingFile(PathBuf),
-    /// A file has other content than it must have: damaged, changed, or of another build.
+    /// A file does not have the expected content: it is damaged, changed, or of another build.
     #[error("`{}` {what}", .path.display())]
     BadFile {
         /// File.
@@ -78,15 +78,15 @@ pub enum Error {
     /// The plan or the object code of the bundle cannot run.
     #[error("{0}")]
     Bundle(String),
-    /// This machine lacks what the bundle needs, or a device of it fails.
+    /// This machine lacks a requirement of the bundle, or a device of it fails.
     #[error("{what}")]
     Machine {
-        /// Part that is lacking or failed, and where.
+        /// Part that is missing or failed, and its place.
         what: String,
         /// Remedy.
         hint: Hint,
     },
-    /// Arguments that this bundle does not take. Found before any work.
+    /// Arguments that this bundle does not accept. Reported before any work.
     #[error("{what}")]
     Usage {
         /// Argument, and its requirement.
@@ -94,7 +94,7 @@ pub enum Error {
         /// Remedy.
         hint: Hint,
     },
-    /// A request that cannot be answered, for a reason that shows when it is worked on.
+    /// A request that cannot be answered, for a reason that is found during the work.
     #[error("{what}")]
     Request {
         /// The reason.
@@ -114,8 +114,8 @@ pub enum Error {
         /// Remedy.
         hint: Hint,
     },
-    /// A sequence cannot go on, be copied or be saved at a position, because a state does not hold what that requires. Computing it
-    /// again from its beginning can.
+    /// A sequence cannot continue, be copied or be saved at a position, because a state lacks the data.
+    /// Computing the sequence again from its beginning is possible.
     #[error("{what}")]
     State {
         /// State, and the operation that it cannot do.
@@ -123,7 +123,7 @@ pub enum Error {
         /// Remedy.
         hint: Hint,
     },
-    /// The model computed what is not a number, or an expert that does not exist.
+    /// The model computed NaN, or chose an expert that does not exist.
     #[error("{what}")]
     Model {
         /// Fault, and its layer or step.
@@ -139,13 +139,13 @@ pub enum Error {
     Interrupted,
 }
 
-/// Remedy where files of the bundle are damaged.
+/// Remedy if files of the bundle are damaged.
 pub(crate) const DAMAGED: &str =
     "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`";
-/// Remedy where steps cannot run on this machine.
+/// Remedy if steps cannot run on this machine.
 const ELSEWHERE: &str =
     "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`";
-/// Remedy where a kernel or a graph fails.
+/// Remedy if a kernel or a graph fails.
 const VERIFY: &str = "check the bundle with `moec verify`; if it passes, this is a bug of moec";
 
 impl Error {
@@ -175,7 +175,7 @@ impl Error {
             .with_hint("build with a smaller `max_context` or fewer `decode_batch` slots")
     }
 
-    /// A file has other content than it must have; `what` is a verb phrase.
+    /// A file does not have the expected content; `what` is a verb phrase.
     pub fn file(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
         Self::BadFile { path: path.into(), what: what.into(), hint: None }
     }
@@ -291,7 +291,7 @@ impl Error {
         Self::request(format!("slot {slot} is twice in one batch"))
     }
 
-    /// An answer cannot be held to its grammar.
+    /// An answer cannot be constrained to its grammar.
     pub fn constraint(why: impl Display) -> Self {
         Self::request(format!("the answer cannot be held to its grammar: {why}"))
             .with_hint("give a smaller grammar, or one with fewer choices at a time")
@@ -330,12 +330,12 @@ impl Error {
         Self::internal(format!("the tokenizer failed: {why}"))
     }
 
-    /// The model computed what it must not.
+    /// The model computed an invalid result.
     pub(crate) fn model(what: impl Into<String>) -> Self {
         Self::Model { what: what.into(), hint: Some(VERIFY.into()) }
     }
 
-    /// Logits without a largest one.
+    /// Logits that are not finite.
     pub(crate) fn not_finite() -> Self {
         Self::model("the model returned logits that are not numbers")
     }
@@ -345,7 +345,7 @@ impl Error {
         Self::Internal(what.into())
     }
 
-    /// The same error with what to do about it. Kinds whose message says it all stay as they are.
+    /// The same error with a remedy. Kinds without a remedy stay as they are.
     #[must_use]
     pub fn with_hint(mut self, text: impl Into<Cow<'static, str>>) -> Self {
         if let Some(hint) = self.own_hint_mut() {
@@ -392,7 +392,7 @@ impl Error {
         }
     }
 
-    /// Whether the arguments of a command are wrong: an option or value that this bundle does not take. Known before any work.
+    /// Whether the arguments of a command are wrong: an option or value that this bundle does not accept.
     pub fn is_bad_use(&self) -> bool {
         matches!(self, Self::Usage { .. } | Self::Limit { limit: Limit::Context | Limit::Sequences, .. })
     }
@@ -419,12 +419,12 @@ impl Error {
     }
 }
 
-/// File of an operation, as messages name it after the operation.
+/// File of an operation, in the form that messages append to the operation.
 fn of(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!(" `{}`", path.display()))
 }
 
-/// That a SHA-256 is another one than it must be, for people.
+/// Message about a SHA-256 that is not the expected one.
 pub(crate) fn other_hash(expected: &[u8; 32], found: &[u8; 32]) -> String {
     format!("its SHA-256 starts with {}, not with {}", Hex(found), Hex(expected))
 }
@@ -436,7 +436,7 @@ fn batches(most: usize) -> String {
     format!("[{}]", sizes.join(", "))
 }
 
-/// A size as `--budget` takes it, in MiB with one digit; `up`: never less than it is.
+/// A size as `--budget` accepts it, in MiB with one digit; `up`: rounded up.
 pub(crate) fn mib(bytes: u64, up: bool) -> String {
     const TENTH: f64 = (1 << 20) as f64 / 10.0;
     let tenths = bytes as f64 / TENTH;
@@ -457,7 +457,7 @@ impl Display for Hex<'_> {
 mod tests {
     use super::*;
 
-    /// A size that is rounded up for a message is no less than the size.
+    /// A size that is rounded up for a message is at least the size.
     #[test]
     fn a_budget_that_is_named_as_enough_is_enough() {
         for least in [1_u64 << 20, (1 << 20) + 1, 27_623_404, (40 << 30) + 12_345] {

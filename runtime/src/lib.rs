@@ -1,22 +1,25 @@
 //! Runtime of bundles: executes a Plan.
 //!
-//! * [`bundle`]: a bundle's [`Program`], which is its verified Plan with the addresses of its kernels; the manifest of its files.
-//! * [`weights`]: where weights lie: mapped, or in memory of our own.
-//! * [`exec`]: the [`Engine`]. The CPU's threads walk the steps of an entry point together; every other unit ([`exec::unit`])
-//!   walks its own beside them, and units wait for each other at events ([`sync`]).
-//! * [`kv`]: what slots hold of their sequences; how these begin, go back, are copied and saved.
-//! * [`offload`]: experts and neurons on disk: the reader, what is in memory, which stay.
-//! * [`schedule`]: which unit computes which expert of a step, where several can.
+//! * [`bundle`]: a bundle's [`Program`], which is its verified Plan with the addresses of its kernels; the
+//!   manifest of its files.
+//! * [`weights`]: the placement of weights: mapped, or in memory of our own.
+//! * [`exec`]: the [`Engine`]. The CPU's threads walk the steps of an entry point together. Every other unit
+//!   ([`exec::unit`]) walks its own steps at the same time, and units wait for each other at events
+//!   ([`sync`]).
+//! * [`kv`]: states of the sequences in slots, which can go back, be copied and be saved.
+//! * [`offload`]: experts and neurons on disk: the reader, the caches and their eviction.
+//! * [`schedule`]: the choice of the unit that computes each expert of a step, if several can.
 //! * [`serving`]: sequences in batches, samplers, drafts, stop strings, the tokenizer.
-//! * [`platform`]: CPUs, memory, files of others.
+//! * [`platform`]: CPUs, memory, untrusted files.
 //! * [`cli`]: the subcommands of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
-//! `unsafe` code is in `exec` (addresses and threads), `sync::pool`, `platform` (memory, mapped files and what
-//! becomes of one that is cut, questions to the operating system), `weights` (mapped files, memory that reads fill, questions to the page
-//! cache), `offload::disk` (reads into memory: `buffer`, `uring`, `threads`, and those that hand it to them), `offload::paging`
-//! (what steps read of experts on disk), `cli::interrupt`, and nowhere else.
+//! `unsafe` code is in `exec` (addresses and threads), `sync::pool`, `platform` (memory, mapped files that
+//! may be truncated, system calls), `weights` (mapped files, memory that reads fill, queries of the page
+//! cache), `offload::disk` (reads into memory: `buffer`, `uring`, `threads`, and their callers),
+//! `offload::paging` (experts on disk that steps read), `schedule::dispatch` (copies of experts to other
+//! units), `bundle::files` (hints about files), `cli::interrupt`, `cli::limits`, and nowhere else.
 //!
-//! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
+//! Architecture invariant: this crate depends on `moec-ir` and no other crate of the workspace, so that it
 //! builds beside a generated runner.
 
 pub mod bundle;

@@ -1,4 +1,4 @@
-//! Decoding allocates nothing.
+//! Decoding does not allocate.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -9,12 +9,12 @@ use moec_runtime::{Engine, Options, Want};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, counted.
+/// The system's allocator, with a count of allocations.
 struct Counted;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it is.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +33,8 @@ static ALLOCATOR: Counted = Counted;
 #[test]
 fn decoding_allocates_nothing() {
     let (dir, program) = (bundle(), program(&ENTRIES));
-    // Mapped: the threads that copy weights allocate whenever a core is idle, and every thread is counted.
+    // Mapped weights: threads that copy weights would allocate whenever a core is idle, and every thread is
+    // counted.
     let options = Options { threads: Some(2), lazy: true, ..Options::default() };
     let mut engine = Engine::open(&program, dir.path(), options).unwrap();
     for slot in 0..SLOTS as u32 {

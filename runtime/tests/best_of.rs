@@ -1,4 +1,4 @@
-//! Best-of-N: the sequences are those of single runs, in ever smaller batches.
+//! Best-of-N: the sequences are those of single runs, although batches shrink as sequences end.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -8,7 +8,7 @@ use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
 use moec_runtime::{BestOf, Decoder, Engine, Error, Request, Sampler, Sampling, Want, best_of, generate};
 
-/// Hot enough that sequences differ.
+/// Sampling with a temperature at which sequences differ.
 fn hot() -> Sampling {
     Sampling { temperature: 40.0, top_p: 0.9, top_k: 60, seed: 5, ..Sampling::GREEDY }
 }
@@ -51,7 +51,7 @@ fn sequences_are_those_of_single_runs() {
 fn batches_shrink_as_sequences_end() {
     with_engine(&[(Prefill(4), 4), (Decode(1), 1), (Decode(2), 2), (Decode(3), 3)], 2, |engine| {
         let free = drawn(engine, 3, 40, &[]);
-        // An id that comes up in two of the sequences, at different times, and not in the third.
+        // An id that occurs in two of the sequences, at different positions, and not in the third.
         let at = |i: usize, id: u32| free.candidates[i].ids.iter().position(|&x| x == id);
         let id = (0..V as u32).find(|&id| {
             let found: Vec<_> = (0..3).filter_map(|i| at(i, id)).collect();
@@ -82,7 +82,7 @@ fn a_fork_goes_its_own_way() {
             Ok(())
         };
         engine.decode(&[(1, 5, 92), (2, 5, 65)], sink).unwrap();
-        // Onto itself, and of nothing.
+        // A fork onto itself, and one of no tokens.
         engine.fork(2, 2, 5).unwrap();
         engine
             .decode(&[(2, 5, 65)], &mut |_, l| {

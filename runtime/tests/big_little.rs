@@ -1,4 +1,4 @@
-//! Big-little decoding: which logits count, and what stays in the KV cache.
+//! Big-little decoding: the logits that count, and the content of the KV cache.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -15,15 +15,15 @@ fn confidence(logits: &[f32]) -> f64 {
     1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>()
 }
 
-/// Result of decoding a sequence: the logits that count, and whether they are the full model's. The toy's cache holds
-/// ids alone, so that positions do not depend on how earlier ones were decoded.
+/// Result of decoding a sequence: the logits that count, and whether they are the full model's. The toy's
+/// cache holds only ids, so positions do not depend on how earlier ones were decoded.
 fn expected(seq: &[u32], gamma: f32) -> (Vec<f32>, bool) {
     let little = reference_with(seq, LITTLE);
     let full = gamma >= 1.0 || confidence(&little) <= f64::from(gamma);
     (if full { reference(seq) } else { little }, full)
 }
 
-/// Sequences after which the little model is sure, and after which it is not, for [`GAMMA`].
+/// A sequence after which the little model's confidence exceeds [`GAMMA`], and one after which it does not.
 fn sure_and_unsure() -> [Vec<u32>; 2] {
     let find = |full: bool| {
         let all = (1..250u32).flat_map(|a| (1..250).map(move |b| vec![a, b]));
@@ -74,11 +74,11 @@ fn rows_of_a_batch_fall_back_together_and_alone() {
     }
 }
 
-/// The rule, token by token.
+/// Continuation by the rule, token by token.
 fn continuation_at(prompt: &[u32], n: usize, gamma: f32) -> (Vec<u32>, usize) {
     let (mut seq, mut fallbacks) = (prompt.to_vec(), 0);
     for i in 0..n {
-        // The prompt is the full model's.
+        // The full model reads the prompt.
         let (logits, full) = if i == 0 { (reference(&seq), false) } else { expected(&seq, gamma) };
         fallbacks += usize::from(full);
         seq.push((0..V).fold(0, |b, v| if logits[v] > logits[b] { v } else { b }) as u32);
@@ -129,7 +129,7 @@ fn what_makes_no_sense_is_refused() {
     });
 }
 
-/// A sequence after `prompt`: its tokens, and how many of the prompt a slot had.
+/// Continuation of `prompt`: its tokens, and the number of prompt tokens that a slot had already.
 fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
     let job = Job {
         prompt: prompt.to_vec(),

@@ -1,4 +1,4 @@
-//! A damaged bundle or a plan that cannot run is refused, with the reason and a way out.
+//! A damaged bundle or a plan that cannot run is refused, with the reason and a remedy.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -170,7 +170,7 @@ entry prefill[4] {out_rows = 4, logits = 4} {
 }
 "#;
 
-/// A unit that executes everything or nothing.
+/// A unit that executes all steps or none.
 struct Other {
     executes: bool,
     memory: Option<Region>,
@@ -193,7 +193,8 @@ impl ComputeUnit for Other {
     unsafe fn submit(&self, _: &Launch<'_>, _: PoolThread) {}
 }
 
-/// The plan gives each step its unit, and each unit knows what it executes: the two are compared before anything runs.
+/// The plan names the unit of each step, and each unit knows the steps that it executes: both are compared
+/// before anything runs.
 #[test]
 fn a_step_that_its_unit_does_not_execute() {
     let target = plan(&ENTRIES).target.triple;

@@ -1,4 +1,4 @@
-//! The subcommands as a user meets them: arguments in; output, notes and exit status out.
+//! The subcommands as a user sees them: arguments in; output, notes and exit status out.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -149,7 +149,7 @@ fn generate_from_text() {
         let json: Value = serde_json::from_str(&done.out).unwrap();
         assert_eq!(json["ids"], serde_json::json!(expected));
     }
-    // As it comes, and all at once.
+    // Printed token by token, and all at once.
     let json = run_in(dir.path(), "generate --prompt hi_there -n 9 --ignore-eos --json", None);
     let json: Value = serde_json::from_str(&json.out).unwrap();
     let text = run_in(dir.path(), "generate --prompt hi_there -n 9 --ignore-eos", None);
@@ -160,7 +160,7 @@ fn generate_from_text() {
 fn a_text_ends_generation() {
     let dir = bundle();
     add_tokenizer(dir.path());
-    // An answer in which two letters come from two tokens.
+    // An answer with two letters that come from two tokens.
     let letter = |id: &u32| char::from_u32(*id).is_some_and(|c| c.is_ascii_alphanumeric());
     let found = ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("{a}{b}"))).find_map(|prompt| {
         let ids = continuation(&bytes(&prompt), 9);
@@ -192,7 +192,7 @@ fn a_text_ends_generation() {
 
 #[test]
 fn an_end_token_ends_text_but_not_ids() {
-    // A prompt after which greedy decoding soon comes to the end token.
+    // A prompt after which greedy decoding soon reaches the end token.
     let found = (1..256u32).flat_map(|a| (1..256).map(move |b| vec![a, b])).find_map(|prompt| {
         let at = continuation(&prompt, 12).iter().position(|&id| id == EOS)?;
         (at < 11).then_some((prompt, at))
@@ -296,7 +296,7 @@ fn refusals() {
         ),
         ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` is about experts on disk"]),
         ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` is about experts on disk"]),
-        // Before any work, so that nothing is printed that would have to be made again.
+        // The error comes before any work, so nothing is printed.
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
@@ -346,7 +346,7 @@ fn big_little_says_how_often_it_fell_back() {
     assert_eq!((&none["fallback_ratio"], &all["fallback_ratio"]), (&0.0.into(), &1.0.into()));
     assert_eq!(all["ids"], full["ids"]);
     assert_ne!(none["ids"], full["ids"]);
-    // Without a word it is the plan's own.
+    // Without the option the plan's value is used.
     let own = json("");
     let ratio = own["fallback_ratio"].as_f64().unwrap();
     assert!(ratio > 0.0 && ratio < 1.0);
@@ -398,7 +398,7 @@ fn the_best_of_several_sequences() {
     let timeline: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let steps = timeline["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count();
     assert!(steps >= 12, "{timeline}");
-    // Of one there is nothing to choose, and nothing to refuse.
+    // With one sequence there is no choice, and no error.
     assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
 }
 
@@ -441,7 +441,7 @@ fn logits_of_every_position() {
     assert_eq!((logits.dtype(), logits.shape()), (safetensors::Dtype::F32, &[37, V][..]));
     let expected: Vec<u8> = (1..=37).flat_map(|n| reference(&ids[..n])).flat_map(f32::to_le_bytes).collect();
     assert_eq!(logits.data(), expected);
-    // What fails leaves nothing behind.
+    // A failed command leaves no file.
     let bad = dir.path().join("bad.safetensors");
     let done = run_in(dir.path(), &format!("logits --ids 1,999 --out {}", bad.display()), None);
     assert_eq!(done.status, 2);
@@ -500,7 +500,7 @@ fn bench_by_turns() {
     assert!(text.contains("2 sequences") && !text.contains("read per token"), "{text}");
 }
 
-/// A pipe whose reader has gone.
+/// A pipe whose reader has closed it.
 struct Closed;
 
 impl Write for Closed {
@@ -541,7 +541,7 @@ fn a_kv_cache_that_cannot_be_filled_is_refused_where_all_of_it_may_be_needed() {
     for words in ["KV cache of 65536 sequences", "MiB are free", "hint:", "max_context", "decode_batch"] {
         assert!(refused.err.contains(words), "{words}: {}", refused.err);
     }
-    // One sequence needs little of it.
+    // One short sequence needs little of it.
     let done = run_program(&huge, dir.path(), "generate --ids 72,101 -n 3 --json", None);
     assert_eq!((done.status, done.err.as_str()), (0, ""));
     let json: Value = serde_json::from_str(&done.out).unwrap();

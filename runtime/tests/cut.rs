@@ -1,4 +1,5 @@
-//! Files that are cut while they are mapped. Each case runs in a process of its own, since it ends it.
+//! Files that are truncated while they are mapped. Each case ends its process, so it has a process of its
+//! own.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
@@ -10,7 +11,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Variable with the case of a process, and the file that it may use.
+/// Variable with the case of a process, and its file.
 const CASE: &str = "MOEC_CUT_CASE";
 const BYTES: usize = 1 << 20;
 
@@ -18,7 +19,7 @@ fn cut(path: &Path, to: u64) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(to).unwrap();
 }
 
-/// Goes as deep as the stack.
+/// Recurses until the stack overflows.
 fn deep(n: u64) -> u64 {
     let held = std::hint::black_box([n; 512]);
     if n == u64::MAX { 0 } else { deep(n + 1) + held[(n % 512) as usize] }
@@ -61,14 +62,13 @@ fn case() {
             let other = path.with_extension("other");
             fs::copy(path, &other).unwrap();
             drop(MappedFile::open(&other).unwrap());
-            // The operating system gives the same addresses again.
-            // SAFETY: bytes are bytes.
+            // The operating system returns the same addresses again. SAFETY: bytes are bytes.
             let map = unsafe { Mmap::map(&fs::File::open(&other).unwrap()).unwrap() };
             cut(&other, 0);
             read(&map);
         }
         "a write" => {
-            // SAFETY: none: this is the fault of ours that must not be taken for the file's.
+            // SAFETY: none: this is a bug on purpose, which must not be reported as a fault of the file.
             unsafe { file.as_ptr().cast_mut().write_volatile(1) };
         }
         "stack" => drop(std::hint::black_box(deep(0))),

@@ -1,5 +1,5 @@
-//! Reading weights from disk: the bytes of the file or an error that names file and extent, with either
-//! reader and whatever goes wrong.
+//! Reading weights from disk gives the bytes of the file, or an error that names file and extent, with either
+//! reader and under all faults.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Longest that a test waits for what must come.
+/// Longest time that a test waits for an expected event.
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
-/// Whether this machine reads by rings.
+/// Whether this machine has io_uring.
 fn has_rings() -> bool {
     #[cfg(target_os = "linux")]
     let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
@@ -29,17 +29,17 @@ fn has_rings() -> bool {
     rings
 }
 
-/// The readers of this machine.
+/// Readers of this machine.
 fn readers() -> impl Iterator<Item = Choice> {
     has_rings().then_some(Choice::Uring).into_iter().chain([Choice::Threads])
 }
 
-/// A clock that goes only as far as it is put.
+/// A clock that only tests advance.
 #[derive(Debug, Default)]
 struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// Puts the clock forward.
+    /// Advances the clock.
     fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
     }
@@ -50,7 +50,7 @@ impl Clock for ManualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    // No signal says when the clock is put forward, so it is looked at often.
+    // No signal reports that the clock was advanced, so it is read often.
     fn until(&self, moment: Duration) -> Duration {
         if moment <= self.now() { Duration::ZERO } else { Duration::from_millis(1) }
     }
@@ -102,7 +102,7 @@ impl Bench {
         ThreadedDisk::with_reader(table, buffers, &options, self.clock.clone(), wrap).unwrap()
     }
 
-    /// Whether the extents of a fetch are the file's. What lies between them is of no matter.
+    /// Whether the extents of a fetch are the file's. Bytes between them do not matter.
     fn is_right(&self, first: u32, count: u32, found: &[u8]) -> bool {
         let extents = &self.table.extents()[first as usize..][..count as usize];
         let end = extents[extents.len() - 1];
@@ -118,7 +118,7 @@ impl Bench {
         disk.submit(first, count, Priority::Demand, buffer).unwrap()
     }
 
-    /// Reads extents; their bytes are compared.
+    /// Reads extents and compares their bytes.
     fn read(&self, disk: &ThreadedDisk, first: u32, count: u32) -> Result<(), ReadError> {
         let ticket = self.fetch(disk, first, count);
         loop {
@@ -150,7 +150,7 @@ fn options(reader: Choice) -> Options {
     Options { reader, verify_reads: false, ..few }
 }
 
-/// The fault of the first `times` reads of the file's first block, and none later.
+/// Faults for the first `times` reads of the file's first block, and none later.
 fn first_times(times: u32, injected: Injected) -> impl FnMut(&Read) -> Injected {
     let mut left = times;
     move |read| {
@@ -205,7 +205,7 @@ fn what_the_system_requests_again_is_read_again() {
             let disk = bench.open(options(reader), first_times(5, Injected::Error(errno)));
             bench.read(&disk, 0, 2).unwrap();
             assert_eq!(disk.stats().repeated, 5);
-            // Nothing is in doubt: no byte of a refused read was used.
+            // No extent needs a check: no byte of a refused read was used.
             assert_eq!(disk.stats().checked, 0);
             let disk = bench.open(options(reader), first_times(u32::MAX, Injected::Error(errno)));
             let error = bench.read(&disk, 0, 2).unwrap_err();
@@ -235,7 +235,7 @@ fn a_failing_block_is_read_a_few_times_then_named() {
             text.contains("experts.bin") && text.contains("extent 1") && text.contains("4 attempts"),
             "{text}"
         );
-        // Others are not harmed.
+        // Other extents are not affected.
         bench.read(&disk, 0, 1).unwrap();
         bench.settle();
     }
@@ -250,10 +250,10 @@ fn short_reads_go_on_where_they_ended() {
             bench.read(&disk, 0, 1).unwrap();
             assert!(disk.stats().repeated >= 1 && disk.stats().checked == 1);
         }
-        // Every read stops after one page: there is always some progress.
+        // Every read ends after one page, so there is always progress.
         let disk = bench.open(options(reader), |_| Injected::Short(4096));
         bench.read(&disk, 0, 4).unwrap();
-        // None is ever worth a page.
+        // No read ever completes a page.
         let disk = bench.open(options(reader), |_| Injected::Short(4095));
         let error = bench.read(&disk, 0, 1).unwrap_err();
         assert_eq!(error.fault, ReadFault::Nothing { attempts: 4 });
@@ -295,7 +295,7 @@ fn wrong_bytes_are_read_again_and_never_handed_out() {
             matches!(error.fault, ReadFault::Checksum { expected: e, attempts: 4, .. } if e == expected),
             "{error}"
         );
-        // Without verification a read that failed once puts its extent in doubt, and only then.
+        // Without verification only an extent with a failed read is checked.
         let mut calls = 0;
         let disk = bench.open(options(reader), move |read| {
             calls += u32::from(read.offset == 0);
@@ -339,9 +339,9 @@ fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
         assert_eq!((t, error.extent, &error.path), (ticket, 0, &bench.path()));
         assert_eq!(error.fault, ReadFault::Stalled { limit: Duration::from_secs(30) });
         assert!(error.to_string().contains("no answer within 30s"), "{error}");
-        // The device may still write there: the memory has no owner.
+        // The device may still write there, so the buffer is not free.
         assert_eq!(bench.buffers.free(1), 7);
-        // Others go on.
+        // Other reads continue.
         bench.read(&disk, 1, 2).unwrap();
         bench.gate.open();
         bench.settle();
@@ -358,7 +358,7 @@ fn what_waits_behind_a_stalled_device_ends_too() {
         let tickets = [bench.fetch(&disk, 0, 1), bench.fetch(&disk, 1, 1), bench.fetch(&disk, 2, 1)];
         std::thread::sleep(Duration::from_millis(20));
         bench.clock.advance(Duration::from_secs(31));
-        // What had not begun is released at once.
+        // Fetches that had not begun are released at once.
         let mut failed: Vec<_> = std::iter::from_fn(|| disk.wait(SOON))
             .filter(|event| !matches!(event, Event::Released { .. }))
             .map(|event| match event {
@@ -402,7 +402,7 @@ fn a_reader_that_breaks_ends_everything_with_an_error() {
         let error = bench.read(&disk, 0, 4).unwrap_err();
         assert_eq!(error.fault, ReadFault::Reader { errno: libc::EBADF });
         let refused = loop {
-            // The thread may be on its way out: either way there is an error.
+            // The thread may be ending: either way there is an error.
             match disk.submit(0, 1, Priority::Demand, bench.buffers.take(1).unwrap()) {
                 Err(e) => break e,
                 Ok(_) => assert!(matches!(disk.wait(SOON), Some(Event::Failed { .. }))),
@@ -412,7 +412,7 @@ fn a_reader_that_breaks_ends_everything_with_an_error() {
     }
 }
 
-/// The order in which extents were first touched, while the first read of all is held back.
+/// Order in which extents were first read, while the very first read is held back.
 fn order(reader: Choice, act: impl FnOnce(&Bench, &ThreadedDisk)) -> (Vec<u32>, HashMap<&'static str, u32>) {
     let bench = Bench::new(&[16 << 10; 6]);
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -427,7 +427,7 @@ fn order(reader: Choice, act: impl FnOnce(&Bench, &ThreadedDisk)) -> (Vec<u32>, 
         std::thread::yield_now();
     }
     act(&bench, &disk);
-    // Commands are obeyed in order, and a turn of the thread takes all that are there.
+    // Commands are executed in order, and an iteration of the thread takes all that are queued.
     std::thread::sleep(Duration::from_millis(20));
     bench.gate.open();
     let mut ends = HashMap::new();
@@ -549,7 +549,7 @@ fn dropping_ends_what_is_under_way() {
         }
         drop(disk);
         bench.settle();
-        // A read that never ends keeps its buffer for good.
+        // A read that never ends never releases its buffer.
         let disk = bench.open(options(reader), first_times(1, Injected::Stall));
         bench.fetch(&disk, 0, 1);
         std::thread::sleep(Duration::from_millis(20));
@@ -578,8 +578,8 @@ mod any_mix {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-        /// Whatever is read, cancelled and raised, and whatever goes wrong: the file's bytes, or an error
-        /// that names an extent of the fetch; and all memory is free again in the end.
+        /// For any reads, cancellations, changes of priority and faults: the result is the file's bytes, or
+        /// an error that names an extent of the fetch. In the end all memory is free again.
         #[test]
         fn yields_the_bytes_of_the_file_or_an_error(
             uring in any::<bool>(),
@@ -597,7 +597,7 @@ mod any_mix {
                 direct,
                 block_bytes: block * 4096,
                 depth,
-                // Reads that lie are found by checksums only.
+                // Only checksums find reads with wrong bytes.
                 verify_reads: true,
                 interruptions: 20,
                 ..Options::default()
@@ -624,7 +624,7 @@ mod any_mix {
             let mut naps = 0;
             while !open.is_empty() {
                 let Some(event) = disk.wait(Some(Duration::from_millis(5))) else {
-                    // Only what stalls is left, or the machine is busy.
+                    // Only stalled reads are left, or the machine is busy.
                     naps += 1;
                     prop_assert!(naps < 4000, "{open:?} never ended");
                     bench.clock.advance(Duration::from_secs(1));
@@ -650,7 +650,7 @@ mod any_mix {
                         prop_assert!(cancelled);
                         prop_assert!(over.insert(ticket));
                     }
-                    // After the end of its fetch, and once.
+                    // A release comes after the end of its fetch, and once.
                     Event::Released { ticket } => prop_assert!(over.remove(&ticket)),
                 }
             }

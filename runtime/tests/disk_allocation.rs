@@ -1,4 +1,4 @@
-//! Reading weights from disk allocates nothing once it is set up.
+//! Reading weights from disk does not allocate after the setup.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -11,12 +11,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, counted.
+/// The system's allocator, with a count of allocations.
 struct Counted;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it is.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
@@ -78,7 +78,7 @@ fn reading_allocates_nothing() {
             sum
         };
         round();
-        // Threads that start late allocate for themselves.
+        // Wait for threads that start late, which allocate for themselves.
         std::thread::sleep(std::time::Duration::from_millis(200));
         round();
         let before = COUNT.load(Ordering::Relaxed);

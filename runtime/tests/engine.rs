@@ -1,4 +1,4 @@
-//! Results of the engine depend on the sequence alone: not on chunks, slots, batches or threads.
+//! Results of the engine depend only on the sequence, not on chunks, slots, batches or threads.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -13,7 +13,7 @@ fn sequence(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 7 + i * 31 + seed * 53) % 256) as u32).collect()
 }
 
-/// All logits that a prefill gives, checked against the reference.
+/// Checks all logits of a prefill against the reference.
 fn check_prefill(engine: &mut Engine<'_>, slot: u32, start: usize, whole: &[u32], want: Want) {
     let mut seen = Vec::new();
     engine
@@ -71,7 +71,7 @@ fn sequences_go_on_and_do_not_mix() {
         for (slot, seq) in seqs.iter().enumerate() {
             check_prefill(engine, slot as u32, 0, &seq[..9 + slot], Want::Last);
         }
-        // On with a second prefill, then all three in batches of two and one.
+        // A second prefill continues the sequence; then all three are decoded in batches of two and one.
         check_prefill(engine, 1, 10, &seqs[1][..23], Want::All);
         for step in 0..5 {
             let lens: Vec<usize> = (0..SLOTS).map(|s| engine.len(s as u32)).collect();
@@ -86,7 +86,7 @@ fn sequences_go_on_and_do_not_mix() {
                 .unwrap();
             assert_eq!(seen, [0, 1, 2]);
         }
-        // Back, and on from there.
+        // Goes back, and continues from there.
         let other_end = [&seqs[2][..4], &seqs[1][..6]].concat();
         check_prefill(engine, 2, 4, &other_end, Want::All);
         engine.reset(2).unwrap();

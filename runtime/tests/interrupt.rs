@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of a generation. Alone in its process: signals are global.
+//! Ctrl-C in the middle of a generation. It is alone in its process, because signals are global.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// As `store_ids`; the fifth call presses Ctrl-C.
+/// As `store_ids`; the fifth call raises SIGINT.
 unsafe extern "C" fn store_ids(a: *const *mut u8, n: i64, begin: i64, end: i64, scratch: *mut u8) {
     if CALLS.fetch_add(1, Ordering::Relaxed) == 4 {
-        // SAFETY: a signal to this thread; the handler is the command line's.
+        // SAFETY: a signal to this thread; the handler is that of `cli::interrupt`.
         unsafe { libc::raise(libc::SIGINT) };
     }
     let kernel = resolve("store_ids").unwrap();
@@ -39,14 +39,14 @@ fn an_interrupt_ends_cleanly() {
         let status = Front::default().run_with(&program, dir.path(), args, io);
         (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     };
-    // One prefill and four decode calls: five tokens are out before the next call sees the flag.
+    // One prefill and four decode calls: five tokens are printed before the next call sees the flag.
     let expected = continuation(&[1, 2], 5).iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let out = run("generate --ids 1,2 -n 40 --threads 1");
     assert_eq!(out, (130, format!("{expected}\n"), String::new()));
-    // Half a JSON object would be worse than none.
+    // No part of a JSON object is printed.
     assert_eq!(run("generate --ids 1,2 -n 40 --threads 1 --json"), (130, String::new(), String::new()));
 
-    // Of several sequences the most probable so far; the fifth call is the last of a run with five tokens.
+    // The most probable of several sequences so far; the fifth call is the last of a run with five tokens.
     let draw = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 2 --quiet";
     let (status, five, _) = run(&format!("{draw} -n 5"));
     let note = "note: no sequence had come to its end; this is the most probable so far\n";
@@ -56,7 +56,7 @@ fn an_interrupt_ends_cleanly() {
     assert_eq!((status, all.matches(", cut short\n").count(), said.as_str()), (130, 2, ""), "{all}");
     assert_eq!(run(&format!("{draw} -n 40 --json")), (130, String::new(), String::new()));
 
-    // One that has come to its end stands before one that has not, also where that one is likelier.
+    // A finished sequence comes before an unfinished one, even if the latter is more probable.
     let ended = |s: &Value| s["ids"].as_array().is_some_and(|ids| ids.last() == Some(&EOS.into()));
     let found = (0..2000).find_map(|seed| {
         let draw = format!("{draw} --stop-at-eos --seed {seed}");

@@ -1,5 +1,5 @@
-//! Tokens past a capacity: no expert gets more than fits, nothing is lost in spilling, and what is pruned
-//! is what matters least.
+//! Tokens past a capacity: no expert gets more than fits, spilling loses no token, and pruned tokens have the
+//! lowest saliency.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -30,11 +30,11 @@ fn the_least_salient_tokens_go_and_ties_keep_the_lowest_index() {
     assert_eq!(decide(&ids, 1, &[1.0; 5], &[2, 1], Overflow::Prune).0, [S, S, P, S, P]);
     assert_eq!(decide(&ids, 1, &[1.0; 5], &[0, 1], Overflow::Prune).0, [S; 5]);
     assert_eq!(decide(&ids, 1, &[1.0; 5], &[3, 1], Overflow::Spill).0[4], Spilled);
-    // What is no number is kept: it is an error that must be seen.
+    // NaN is kept: it is an error that must become visible.
     assert_eq!(decide(&[0, 0], 1, &[9.0, f32::NAN], &[1], Overflow::Prune).0, [P, S]);
 }
 
-/// A layer that expects 1 % of its rows past capacities, and what became of so many.
+/// Counts of a layer that expects 1 % of its rows past capacities.
 fn overflowed(routed: u64, spilled: u64) -> Overflowed {
     let expected = Expected { imbalance: 1.0, overflow: 0.01, padding: 0.0 };
     let table = ExpertTable {
@@ -52,7 +52,7 @@ fn overflowed(routed: u64, spilled: u64) -> Overflowed {
 
 #[test]
 fn more_overflow_than_expected_is_seen_when_it_is_no_chance() {
-    // As expected, twice as much of few rows, twice as much of many.
+    // As expected; twice as much with few rows; twice as much with many rows.
     assert!(!overflowed(100_000, 1000).exceeds());
     assert!(!overflowed(10_000, 200).exceeds());
     let over = overflowed(1_000_000, 20_000);
@@ -96,7 +96,8 @@ fn wrong_choices_are_refused() {
     assert_eq!(counters, OverflowCounters::default());
 }
 
-/// Routing of a chunk with distinct experts per token, saliency with ties, capacities with and without a limit.
+/// Routing of a chunk with distinct experts per token, saliency with ties, capacities with and without a
+/// limit.
 fn chunk() -> impl Strategy<Value = (Vec<i32>, usize, Vec<f32>, Vec<u32>)> {
     (1_usize..=160, 0_usize..100).prop_flat_map(|(experts, rows)| {
         let k = experts.min(8);
@@ -125,7 +126,7 @@ proptest! {
             let load = ids.iter().filter(|id| **id as usize == e).count();
             let room = if capacity == 0 { load } else { capacity as usize };
             prop_assert_eq!(of(Fate::Stays), load.min(room));
-            // Spilling loses nothing, pruning runs nothing elsewhere.
+            // Spilling prunes no pair, and pruning spills none.
             prop_assert_eq!(of(if spill { Fate::Pruned } else { Fate::Spilled }), 0);
             gone += load - load.min(room);
         }
@@ -144,7 +145,7 @@ proptest! {
                 }
             }
         }
-        // The same memory, used again, decides the same.
+        // A decider that is used again gives the same result.
         let mut decider = Decider::default();
         for _ in 0..2 {
             let choices = Choices { ids: &ids, k, saliency: &saliency };

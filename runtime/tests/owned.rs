@@ -1,5 +1,5 @@
-//! Weights in memory of our own: the same logits as mapped ones, whatever reads do; an error where they do not come, and never
-//! a hang.
+//! Weights in memory of our own give the same logits as mapped ones under all faults of reads. If they cannot
+//! be loaded there is an error, and never a hang.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
@@ -21,8 +21,8 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// Places of head, experts and frequencies: each in a piece of its own, in an order that no step has. The file ends within a
-/// piece, and within a block.
+/// Offsets of head, experts and frequencies: each in a piece of its own, in another order than the steps'.
+/// The file ends within a piece, and within a block.
 const PLACES: [usize; 3] = [9 * MIB, 5 * MIB, MIB];
 const BYTES: usize = 9 * MIB + 3000;
 const PIECE: u64 = 4 << 20;
@@ -42,7 +42,7 @@ fn file() -> Vec<u8> {
     bytes
 }
 
-/// A folder of this project's disk, past whose page cache one can read.
+/// A folder on this project's disk, which supports direct I/O.
 fn bundle() -> tempfile::TempDir {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     fs::create_dir_all(dir.path().join("weights")).unwrap();
@@ -65,7 +65,7 @@ fn how(reader: Choice, wrap: Option<Wrap>) -> How {
     How { disk: disk::Options { reader, time_limit: Duration::from_secs(5), ..usual.disk }, wrap }
 }
 
-/// A wrap around readers that does to every read what `plan` says. Lives as long as the process.
+/// A wrapper of readers that injects the fault of `plan` into every read. Lives as long as the process.
 fn faults(gate: &Gate, plan: impl Fn(&Read) -> Injected + Send + Sync + Clone + 'static) -> Wrap {
     let gate = gate.clone();
     Wrap(Box::leak(Box::new(move |inner: Box<dyn Reader>| -> Box<dyn Reader> {
@@ -86,7 +86,7 @@ fn engine<'p>(
 
 const IDS: [u32; 9] = [1, 20, 3, 44, 5, 66, 7, 88, 9];
 
-/// A prompt and two tokens more, with the right logits.
+/// Checks the logits of a prompt and of two more tokens.
 fn is_right(engine: &mut Engine<'_>) {
     let mut seen = 0;
     engine
@@ -162,14 +162,14 @@ fn every_byte_of_every_segment_is_that_of_the_file() {
     for (i, s) in (0..).zip(&p.segments) {
         let at = store.segment(i).unwrap().ptr();
         assert_eq!(at.addr() % 64, 0);
-        // SAFETY: all has arrived, and a segment has so many bytes.
+        // SAFETY: all pieces are loaded, and a segment has this number of bytes.
         let found = unsafe { std::slice::from_raw_parts(at, s.bytes as usize) };
         assert_eq!(found, &bytes[s.offset as usize..][..s.bytes as usize], "segment {i}");
         // SAFETY: the table has an address for the segment's one matrix.
         assert_eq!(unsafe { store.matrices(i).unwrap().of::<*mut u8>().read() }, at);
     }
     assert!(store.segment(3).is_none() && store.matrices(3).is_none());
-    // As steps use them: frequencies, experts, head.
+    // In the order of the steps: frequencies, experts, head.
     assert_eq!([0, 1, 2].map(|i| store.load_progress().unwrap().needs(i)), [3, 2, 1]);
 }
 
@@ -210,7 +210,7 @@ fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
         });
         let p = &program();
         let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
-        // A later caller is told the same.
+        // A later caller gets the same error.
         for want in [Want::None, Want::Last, Want::None] {
             let error = prefill(&mut engine, want).unwrap_err();
             assert!(matches!(&error, Error::Read(_)), "{error}");
@@ -243,7 +243,7 @@ fn faults_that_pass_change_nothing() {
     for seed in 0..6_u64 {
         forget(&dir.path().join("weights/model.bin"));
         let wrap = faults(&Gate::default(), move |r| {
-            // A read that is repeated has another token.
+            // A repeated read has another token.
             match (r.token >> 32).wrapping_mul(2_654_435_761).wrapping_add(seed) % 7 {
                 0 => Injected::Short((r.bytes / 2).min(12_345)),
                 1 => Injected::Error(libc::EINTR),
@@ -299,7 +299,7 @@ fn a_file_with_another_hash_is_never_used() {
     let dir = bundle();
     let path = dir.path().join("weights/model.bin");
     let mut bytes = file();
-    // Of the head, and of what lies between segments.
+    // Bytes of the head, and between segments.
     for at in [PLACES[0] + 1, 3 * MIB, BYTES - 1] {
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
@@ -315,7 +315,7 @@ fn a_file_with_another_hash_is_never_used() {
         }
     }
     let p = &program();
-    // It was the last byte, which no segment has, and which was not requested.
+    // The changed byte was the last one, which no segment has and no read requested.
     is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
 }
 
@@ -329,7 +329,7 @@ fn dropping_it_half_way_ends_it() {
         let store = OwnedStore::open(p, dir.path(), check, &how(Choice::Threads, Some(wrap))).unwrap();
         let start = Instant::now();
         drop(store);
-        // Reads that do not end are given a second.
+        // Reads that do not end are waited for at most a second.
         assert!(start.elapsed() < Duration::from_secs(if stall { 4 } else { 2 }), "{check:?}");
     }
 }
@@ -354,7 +354,7 @@ fn an_engine_says_where_its_weights_lie() {
     }
 }
 
-/// The first prompt is served from weights in the page cache, and what follows from memory of our own.
+/// The first prompt uses weights in the page cache; later calls use memory of our own.
 #[test]
 fn weights_move_behind_the_first_prompt() {
     let dir = bundle();
@@ -375,7 +375,7 @@ fn weights_move_behind_the_first_prompt() {
             assert!(start.elapsed() < Duration::from_secs(20) && !settled, "{:?}", engine.weights());
             is_right(&mut engine);
         }
-        // The file is not needed any more.
+        // The file is no longer needed.
         is_right(&mut engine);
         assert!(!engine.weights().why.is_empty() && engine.weights().bytes >= BYTES as u64);
     }

@@ -1,4 +1,5 @@
-//! A router that chooses an expert which does not exist. Alone in its process: the switch is global.
+//! A router that chooses an expert which does not exist. It is alone in its process, because the switch is
+//! global.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -17,7 +18,7 @@ fn a_made_up_expert_is_an_error() {
         assert!(matches!(&e, Error::Model { what, .. } if what.ends_with(" of 6 (step 4)")), "{e}");
         assert!(e.hint().is_some());
         assert!(engine.is_empty(0));
-        // What routers write where their scores are NaN.
+        // Choice that routers write if their scores are NaN.
         BAD_CHOICE.store(NO_EXPERT, Ordering::Relaxed);
         let e = engine.prefill(0, 0, &[1, 2, 3], Want::Last, &mut |_, _| Ok(())).unwrap_err();
         BAD_CHOICE.store(0, Ordering::Relaxed);

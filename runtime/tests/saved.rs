@@ -1,4 +1,5 @@
-//! Saved prompts: what is restored goes on as if it had just been read; what is damaged or of another bundle is refused.
+//! Saved prompts: a restored prompt continues as if it had just been read; a file that is damaged or of
+//! another bundle is refused.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -27,7 +28,7 @@ fn saved(p: &Program, ids: &[u32]) -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// Continuation of a prompt of which a file holds the beginning.
+/// Continuation of a prompt whose beginning is saved in a file.
 fn continued(p: &Program, folder: &Path, path: &Path, prompt: &[u32]) -> (Vec<u32>, usize) {
     let mut engine = open(p, folder, 2);
     // Another sequence was there before.
@@ -53,7 +54,7 @@ fn prompts_go_on_from_a_file_as_from_their_beginning() {
     for (prompt, held) in [(&longer, 30), (&ids, 29), (&other, 12), (&ids[..4].to_vec(), 3)] {
         assert_eq!(continued(&p, dir.path(), &path, prompt), (continuation(prompt, 10), held));
     }
-    // It replaces what was there, and leaves nothing beside it.
+    // The file replaces the old one, and no temporary file is left.
     let mut engine = open(&p, dir.path(), 1);
     read(&mut engine, 0, &ids[..5]);
     save(&engine, 0, &ids[..5], &path).unwrap();
@@ -113,7 +114,7 @@ fn what_is_no_saved_prompt_is_said() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Any byte changed anywhere is an error and no panic.
+    /// Any changed byte is an error, not a panic.
     #[test]
     fn no_damage_goes_unseen(at in any::<prop::sample::Index>(), by in 1_u8.., cut in any::<Option<prop::sample::Index>>()) {
         let p = program(&ENTRIES);

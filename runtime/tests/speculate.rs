@@ -1,4 +1,4 @@
-//! Speculative decoding: tokens are those of plain decoding, whatever the draft.
+//! Speculative decoding: tokens are those of plain decoding, for every draft.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -56,14 +56,14 @@ proptest! {
         let (made, did) = speculated(entries, &request, most);
         prop_assert_eq!(&made.ids, &plain[..stop]);
         prop_assert!(did.accepted <= did.draft_tokens && did.close <= did.calls);
-        // Every id but the first comes of a call, and accepted draft tokens are those that needed none of their own.
+        // Every id but the first comes from a call; accepted draft tokens need no call of their own.
         prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.accepted);
     }
 }
 
 #[test]
 fn what_repeats_itself_is_kept() {
-    // `l f g l`, after which the model says `f g`: the second token is drafted from where `l f` has stood.
+    // `l f g l`, which the model continues by `f g`: the second token is drafted from the earlier `l f`.
     let all = (0..80).flat_map(|l| (0..80).map(move |g| (l, g)));
     let mut prompts = all.flat_map(|(l, g)| (0..256).map(move |f| [l, f, g, l]));
     let prompt = prompts.find(|p| continuation(p, 1) == p[1..2] && continuation(p, 2) == p[1..3]);
@@ -74,7 +74,8 @@ fn what_repeats_itself_is_kept() {
     assert!(did.accepted + did.close > 0 && did.acceptance().is_some(), "{did:?}");
 }
 
-/// Kernels of more rows may treat inputs otherwise than those of one row: sizes above eight verify no draft.
+/// Kernels for more rows may treat inputs otherwise than those for one row: sizes above eight verify no
+/// draft.
 #[test]
 fn large_sizes_check_nothing() {
     let prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3];

@@ -66,7 +66,8 @@ fn no_tokenizer_or_a_bad_one() {
     assert!(matches!(Text::open(&BundleReader::unchecked(dir.path()), None), Err(Error::BadFile { .. })));
 }
 
-/// A tokenizer whose decoder strips the first space and joins bytes (SentencePiece): ids of bytes are `BYTES + byte`.
+/// A tokenizer whose decoder strips the first space and joins bytes (SentencePiece): ids of bytes are
+/// `BYTES + byte`.
 fn pieces() -> Text {
     let words = ["▁foo", "bar", "▁hello", "▁"];
     let special = ["<unk>", "<s>", "</s>"];
@@ -122,14 +123,14 @@ fn special_tokens_are_not_seen() {
 fn bytes_of_no_character_do_not_hold_up_what_follows() {
     let text = pieces();
     for many in [1, 3, 60, 61, 62, 63, 64, 65, 200] {
-        // What the bytes of a run mean is said of the whole run: with one outside of any character, none is.
+        // A run of bytes is decoded as a whole: if one byte is invalid, the whole run is.
         let ids: Vec<u32> =
             vec![BYTES + 0xff; many].into_iter().chain(bytes("😀")).chain([HELLO, FOO]).collect();
         assert_eq!(joined(text.stream(), &ids), text.decode(&ids).unwrap(), "{many}");
         let mut stream = text.stream();
         let given = ids[..many].iter().filter(|&&id| !stream.push(id).unwrap().is_empty()).count();
         assert_eq!(given > 0, many >= 64, "{many}");
-        // After a character that was given already it changes nothing of that.
+        // An invalid byte after a character that was already returned does not change that character.
         let ids: Vec<u32> = bytes("é").chain(vec![BYTES + 0xff; many]).chain([HELLO, FOO, BAR]).collect();
         assert_eq!(
             joined(text.stream(), &ids),
@@ -137,8 +138,8 @@ fn bytes_of_no_character_do_not_hold_up_what_follows() {
             "{many}"
         );
     }
-    // After such bytes a character of a byte level is one, with whichever of its own bytes they are given up; ids outside of the
-    // tokenizer's have no text.
+    // After such bytes a byte-level character is still whole, at whichever of its bytes the run is given up.
+    // Ids outside of the tokenizer's have no text.
     let (_dir, level) = self::text(None);
     for many in 50..140 {
         let ids: Vec<u32> = vec![0xff; many].into_iter().chain("😀 x".bytes().map(u32::from)).collect();
@@ -150,7 +151,7 @@ fn bytes_of_no_character_do_not_hold_up_what_follows() {
     }
 }
 
-/// Tokens each of which ends inside of a character: pieces come, and the window never is whole.
+/// Tokens that each end inside of a character: pieces are returned, although the window is never whole.
 #[test]
 fn tokens_that_never_end_with_a_character() {
     let mut tokenizer: Value = serde_json::from_str(&tokenizer()).unwrap();
@@ -169,9 +170,9 @@ fn a_text_goes_on_behind_another() {
     for prompt in [&[HELLO][..], &[1, HELLO], &[HELLO; 20], &[HELLO, 2, 2, 2, 2, 2, 2, 2]] {
         assert_eq!(joined(text.stream().behind(prompt).unwrap(), &answer), " foobar", "{prompt:?}");
     }
-    // After nothing that is written a text begins.
+    // After tokens without text, a text begins.
     assert_eq!(joined(text.stream().behind(&[1]).unwrap(), &answer), "foobar");
-    // Characters that are whole only together, and what ends inside of one.
+    // Tokens that form a character only together, and text that ends inside of one.
     let crab: Vec<u32> = bytes("🦀").collect();
     for prompt in [
         crab.clone(),
@@ -188,7 +189,7 @@ fn a_text_goes_on_behind_another() {
     assert_eq!(joined(level.stream().behind(&prompt).unwrap(), &[100, 101]), "de");
 }
 
-/// Bytes, and `a` two, four and eight times; `normalizer`: of its JSON.
+/// A tokenizer with bytes, and `a` two, four and eight times; `normalizer`: its part of the JSON.
 fn of_eights(normalizer: Value) -> Text {
     let mut json: Value = serde_json::from_str(&tokenizer()).unwrap();
     for (i, half) in ["a", "aa", "aaaa"].iter().enumerate() {
@@ -206,7 +207,7 @@ fn a_text_of_too_many_tokens_is_refused_and_one_that_fits_is_not() {
     let text = of_eights(Value::Null).at_most(MOST, 260);
     let ids = |n: usize| text.encode(&"a".repeat(n)).map(|ids| ids.len());
     assert_eq!(ids(8 * MOST).unwrap(), MOST);
-    // By its bytes; by its tokens, which are counted in pieces.
+    // Refused by its bytes; refused by its tokens, which are counted in pieces.
     let letters = "b".repeat(8 * MOST);
     for refused in [ids(8 * MOST + 1), text.encode(&letters).map(|ids| ids.len())] {
         assert!(
@@ -222,7 +223,7 @@ fn a_text_of_too_many_tokens_is_refused_and_one_that_fits_is_not() {
     assert_eq!(of_eights(Value::Null).encode(&letters).unwrap().len(), letters.len());
 }
 
-/// Four bytes of a letter of mathematics become one.
+/// A mathematical letter of four bytes becomes one of one byte.
 #[test]
 fn a_text_that_its_normalizer_shrinks_is_refused_by_what_becomes_of_it() {
     const MOST: usize = 10_000;
@@ -292,7 +293,7 @@ fn a_text_that_rules_would_make_too_long_is_refused() {
     assert!(e.contains("can make a text of 100000 bytes"), "{e}");
 }
 
-/// The crate's own rules panic there.
+/// The crate's own rules panic in this case.
 #[test]
 fn text_before_the_first_character_is_refused_where_another_rule_follows() {
     let token = json!({"id": 200, "content": "a", "single_word": false, "lstrip": false, "rstrip": false,
@@ -307,7 +308,7 @@ fn text_before_the_first_character_is_refused_where_another_rule_follows() {
             let e = with(&json!({ "normalizer": normalizer, "added_tokens": [token] })).err().unwrap();
             assert!(e.contains("replaces nothing by text at the beginning"), "{e}");
         }
-        // As the last rule it does what the crate does.
+        // As the last rule it gives the crate's result.
         let last = json!({"type": "Sequence", "normalizers": [{"type": "NFKC"}, rule(&pattern, "_")]});
         assert!(with(&json!({ "normalizer": last })).unwrap().encode_plain("abc").unwrap().len() >= 4);
     }
@@ -336,7 +337,7 @@ fn rules_do_what_those_of_the_crate_do() {
         assert_eq!(ids, whole.encode(sample, false).unwrap().get_ids(), "{sample}");
         assert_eq!(text.decode(&ids).unwrap(), whole.decode(&ids, true).unwrap(), "{sample}");
     }
-    // A token that is shorter than what is stripped of it: the crate's own decoder panics.
+    // A token that is shorter than the stripped text: the crate's own decoder panics.
     let strip = json!({"type": "Strip", "content": "x", "start": 0, "stop": 3});
     assert_eq!(with(&json!({ "decoder": strip })).unwrap().decode(&[120, 97, 120]).unwrap(), "a");
 }

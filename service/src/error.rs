@@ -1,4 +1,4 @@
-//! Errors of this crate, and how a subcommand reports them.
+//! Errors of this crate, and their report by a subcommand.
 
 use moec_runtime::cli::Failure;
 use std::fmt;
@@ -16,12 +16,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error.
+    /// Creates an error.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), hint: None }
     }
 
-    /// With what to do about it.
+    /// Adds a remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -1,7 +1,7 @@
-//! Service for people and programs: the subcommands of a bundle that hold conversations, on the runtime's engine.
+//! Service for users and programs: the subcommands of a bundle for conversations, on the runtime's engine.
 //!
-//! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
-//! runner.
+//! Invariant: of the workspace, this crate depends only on `moec-ir` and `moec-runtime`, so that it builds
+//! together with a generated runner.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod chat;
@@ -18,11 +18,11 @@ pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
 pub use serve::{RequestPrompts, Requests};
 
-/// The subcommands beside the runtime's own.
+/// The subcommands in addition to the runtime's own.
 const SUBCOMMANDS: &[More] = &[chat::SUBCOMMAND, serve::SUBCOMMAND, worker::SUBCOMMAND];
 
-/// The subcommands of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes
-/// accelerators.
+/// The subcommands of a bundle, the runtime's and this crate's, and grammars for those of the runtime.
+/// `native`: what executes accelerators.
 pub fn front(native: &'static [Native<'static>]) -> Front<'static> {
     Front { more: SUBCOMMANDS, forms: Some(grammar::FORMS), native, ..Front::default() }
 }

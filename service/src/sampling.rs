@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Sampling parameters of a bundle's checkpoint, from its `generation_config.json`.
 pub const FILE: &str = "artifacts/sampling.json";
-/// That file.
+/// Limit of that file.
 const LIMIT: regular::Limit = regular::Limit { what: "options of sampling", bytes: 1 << 16 };
 
 /// The keys of transformers.
@@ -29,19 +29,19 @@ struct Advice {
 /// The options of a bundle: those of its checkpoint, else temperature 1.
 ///
 /// # Errors
-/// A file that has others, or is not as it was built.
+/// A file with other options, or one that was changed after the build.
 pub fn open(bundle: &BundleReader) -> Result<Sampling> {
     let read = bundle.read_if_any(FILE, LIMIT)?;
     parse(read.as_deref().unwrap_or(b"{}"))
         .map_err(|why| Error::new(format!("cannot read `{FILE}`: {why}")).hint("rebuild the bundle"))
 }
 
-/// Reads them as a bundle keeps them. `do_sample = false` takes the most probable token.
+/// Reads the options from a bundle's file. `do_sample = false` takes the most probable token.
 ///
 /// # Errors
-/// What is wrong with the text, or out of its range.
+/// The reason that the text is invalid or out of range.
 pub fn parse(bytes: &[u8]) -> Result<Sampling, String> {
-    // Of a list serde would take the values in order.
+    // serde would read the values of a list in order.
     let object: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let advice = Advice::deserialize(Value::Object(object)).map_err(|e| e.to_string())?;
     let all = Sampling::GREEDY;
@@ -63,7 +63,7 @@ pub fn parse(bytes: &[u8]) -> Result<Sampling, String> {
 
 /// A random seed.
 pub fn random_seed() -> u64 {
-    // Numbers of JSON beyond this are not exact in every client that gives it back.
+    // Larger JSON numbers are not exact in every client that sends them back.
     RandomState::new().hash_one(std::process::id()) >> 11
 }
 

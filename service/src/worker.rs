@@ -1,4 +1,4 @@
-//! Worker: a process that was started to work for another.
+//! Entry point of worker processes, which work for another process.
 
 use crate::error::{Error, Result};
 use crate::process::NAME;
@@ -15,7 +15,7 @@ type Job = (&'static str, fn(&mut Link) -> io::Result<()>);
 const JOBS: [Job; 2] =
     [(grammar::worker::JOB, grammar::worker::serve), (template::worker::JOB, template::worker::serve)];
 
-/// Stack of the work: parsers call themselves for each level of a grammar or of a template.
+/// Stack of the work: parsers recurse for each level of a grammar or of a template.
 const STACK: usize = 64 << 20;
 
 /// The subcommand.
@@ -34,8 +34,8 @@ pub fn is_started() -> bool {
     std::env::args_os().skip(1).eq([NAME])
 }
 
-/// Does what the process at the other end of standard input, a socket, requests, until that has gone. Returns at once in a process
-/// that was not started for it.
+/// Serves requests of the process at the other end of standard input, a socket, until the connection ends.
+/// Returns at once in a process that was not started as a worker.
 ///
 /// # Errors
 /// The connection fails, or a limit cannot be set.
@@ -54,7 +54,7 @@ pub fn run() -> Result<()> {
     }
 }
 
-/// The first message names the job.
+/// Serves the job that the first message names.
 fn serve(link: &mut Link) -> io::Result<()> {
     limits::no_core_file()?;
     let name = link.receive()?;

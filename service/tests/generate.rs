@@ -45,7 +45,7 @@ fn answers_are_held_to_a_form() {
     let stop = text.chars().nth(2).unwrap().to_string();
     let (_, cut, _) = generate(dir.path(), &["--regex", "[a-d]{5}", "--stop", &stop]);
     assert_eq!(cut, format!("{}\n", &text[..text.find(&stop).unwrap()]));
-    let several = ["--regex", "[a-d]{5}", "--best-of", "2", "--all", "--temperature", "5", "--seed", "3"];
+    let several = ["--regex", "[a-d]{5}", "--best-of", "2", "--all", "--temperature", "2", "--seed", "3"];
     let (_, several, _) = generate(dir.path(), &several);
     let answers: Vec<&str> = several.lines().filter(|line| !line.starts_with('#')).collect();
     assert!(answers.len() == 2 && answers.iter().all(|a| a.len() == 5), "{several}");

@@ -1,8 +1,9 @@
-//! Tokens per second and bytes per token of experts from disk on this host: whole, by neurons in two reads, and by neurons in one
-//! read with a predictor that makes no error. One layer of bf16 experts of OLMoE's width, half of them in memory.
+//! Tokens per second and bytes per token of experts from disk on this host: whole, by neurons in two reads,
+//! and by neurons in one read with a predictor that makes no error. One layer of bf16 experts of OLMoE's
+//! width, half of them in memory.
 //!
-//! Activity is synthetic (zeros, skew and persistence of `docs/neuron-cache.md`), reads and arithmetic are real; the three take
-//! turns token by token, so that what else runs on the host meets all of them.
+//! Activity is synthetic (zeros, skew and persistence of `docs/neuron-cache.md`); reads and arithmetic are
+//! real. The three variants alternate token by token, so that other load on the host affects all of them.
 //!
 //! `cargo run -p moec-sim --example neurons -- FOLDER [THREADS]`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
@@ -24,15 +25,15 @@ const HIDDEN: usize = 2048;
 const ROW: u64 = 2 * HIDDEN as u64;
 const NEURONS: u32 = 1024;
 const EXPERTS: u32 = 16;
-/// Tokens, and how many of them fill the memory.
+/// Number of tokens, and number of those that fill the memory.
 const TOKENS: u32 = 160;
 const WARM: usize = 96;
 
-/// The active neurons of a token, by place of the expert.
+/// The active neurons of a token, by position of the expert.
 struct Token<'a> {
     x: &'a [f32],
     active: Vec<&'a [u32]>,
-    /// Whether it is known before anything is read.
+    /// Whether the active neurons are known before anything is read.
     predicted: bool,
 }
 
@@ -68,7 +69,7 @@ impl NeuronCompute for Token<'_> {
 
     fn rest(&self, _: Work, rows: &[Row<'_>]) {
         for bytes in rows.iter().flat_map(|r| [r.gate, r.rest]) {
-            // Up and down; of a neuron in two reads the gate was computed before.
+            // Up and down; for a neuron in two reads, the gate was computed before.
             let skip = if bytes.len() == ROW as usize { ROW as usize } else { 0 };
             for row in bytes[skip..].chunks_exact(ROW as usize) {
                 std::hint::black_box(dot(row, self.x));

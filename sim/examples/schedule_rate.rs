@@ -1,7 +1,8 @@
-//! Time to decide which unit computes which expert, and the time of a layer then by its costs.
+//! Benchmark of schedulers: the time to assign experts to units, and the resulting modelled time of a layer.
 //!
-//! Three tables: schedulers over the memories of the host, by system (TriMoE's models and costs, batches of drifting loads);
-//! solvers of timelines (HybriMoE), by layer; and the dispatcher of cache frames that all layers share. Times are medians.
+//! It prints three tables. The first has schedulers over the memories of the host, by system (TriMoE's models
+//! and costs, batches of drifting loads). The second has solvers on timelines (HybriMoE), by layer. The third
+//! has the dispatcher of cache frames that all layers share. Times are medians.
 //!
 //! `cargo run --release -p moec-sim --example schedule_rate`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of experts are small")]
@@ -23,7 +24,7 @@ use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Microseconds that `body` takes are added to `times`.
+/// Adds the microseconds that `body` takes to `times`.
 fn timed<T>(times: &mut Vec<f64>, body: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = black_box(body());
@@ -36,7 +37,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Microseconds of a dispatch of a layer, and of the moves before the next one.
+/// Times in microseconds of a dispatch of a layer, and of the moves before the next one.
 fn decisions(system: System, model: &Model, batch: usize) -> Outcome<[f64; 2]> {
     let setup = setup(system, model);
     let mut scheduler = ExpertScheduler::new(setup.clone())?;
@@ -75,7 +76,8 @@ fn schedulers() -> Outcome<()> {
     Ok(())
 }
 
-/// Costs of a GPU and a CPU, one and each further token in microseconds, of the first expert of each, and of a transfer.
+/// Costs of a GPU and a CPU in microseconds: of the first token and of each further one, of the first expert,
+/// and of a transfer.
 fn two_units(gpu: [f64; 2], cpu: [f64; 2], first: f64, transfer: f64) -> Outcome<Costs> {
     let line = |[one, more]: [f64; 2]| {
         Table::new(vec![(1, one), (2, one + more)]).map(|table| UnitCosts { table, first_us: first })
@@ -111,7 +113,8 @@ fn timelines() -> Outcome<()> {
     Ok(())
 }
 
-/// Layers of Qwen2-57B with a quarter of the experts in frames, and what an expert of it takes on the machine of docs/hybrimoe.md.
+/// Layers of Qwen2-57B with a quarter of the experts in frames, with the costs of an expert on the machine of
+/// docs/hybrimoe.md.
 fn dispatcher() -> Outcome<()> {
     const LAYERS: usize = 28;
     const EXPERTS: usize = 64;

@@ -1,7 +1,7 @@
-//! Loads of experts, drawn by their shares.
+//! Loads of experts, sampled by their shares.
 
-/// Draws `k` experts for each of so many tokens by their shares, none twice for a token, and adds the draws to `loads`, one count for
-/// each share. Experts without a share are never drawn. `unit` gives numbers from 0 to 1, of which 1 is none.
+/// Samples `k` distinct experts for each of `tokens` tokens by their shares, and adds the counts to `loads`,
+/// one for each share. Experts without a share are never sampled. `unit` returns numbers from 0 to below 1.
 pub fn draw_experts(
     unit: &mut dyn FnMut() -> f64,
     shares: &[f64],
@@ -35,7 +35,7 @@ pub fn draw_experts(
 mod tests {
     use super::draw_experts;
 
-    /// Numbers from 0 to 1 that jump by the golden ratio.
+    /// Numbers from 0 to 1 in steps of the golden ratio.
     fn golden() -> impl FnMut() -> f64 {
         let mut at = 0.0_f64;
         move || {
@@ -59,7 +59,7 @@ mod tests {
         let mut loads = [0; 4];
         draw_experts(&mut golden(), &[0.98, 0.0, 0.01, 0.01], 3, 50, &mut loads);
         assert_eq!(loads, [50, 0, 50, 50]);
-        // More than there are.
+        // More experts per token than have a share.
         draw_experts(&mut golden(), &[0.5, 0.0, 0.0, 0.5], 3, 10, &mut loads);
         assert_eq!(loads, [60, 0, 50, 60]);
         draw_experts(&mut golden(), &[], 3, 10, &mut []);

@@ -1,16 +1,17 @@
-//! Resident experts under two budgets, the host's memory and the GPU's: by replays of recorded routing.
+//! Choice of resident experts under two budgets, the host's memory and the GPU's, by replays of recorded
+//! routing.
 
 use crate::cache::{Level, Levels, Moved, SHARES, Trace, TraceError, grid, hottest};
 use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
-/// Time of a use of an expert, in microseconds, by where it is; and of a transfer that no step waits for.
+/// Time of a use of an expert, by its level, and of a transfer in the background, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
     /// On the GPU.
     pub gpu: f64,
     /// By the CPU, from the host's memory.
     pub host: f64,
-    /// A read from disk, before that.
+    /// Additional time of a read from disk.
     pub disk: f64,
     /// The link's time that a transfer takes from others.
     pub transfer: f64,
@@ -40,7 +41,7 @@ impl Uses {
     }
 }
 
-/// Choice.
+/// The choice, with its results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resident {
     /// Experts pinned on the GPU, the hottest first.
@@ -51,14 +52,14 @@ pub struct Resident {
     pub setting: Setting,
     /// Result on the half of the trace that it was not chosen on.
     pub held_out: Uses,
-    /// The same of the hottest experts alone, who never change.
+    /// The same for the hottest experts alone, without any change.
     pub held_out_fixed: Uses,
 }
 
-/// Chooses who stays in `host` and `gpu` bytes: shares of the GPU's budget that are pinned to the hottest experts, all of it among
-/// them, with every setting of the cache's grid that shares bytes over layers, for what is left and for the host alike. Every one
-/// is replayed on the first half of the trace, where every miss of the GPU is transferred, and the one with the least time is
-/// taken; of equals the first, with the larger share.
+/// Chooses the resident experts for `host` and `gpu` bytes. It tries shares of the GPU's budget pinned to the
+/// hottest experts, up to all of it. For the rest, and for the host, it tries every setting of the cache's
+/// grid that shares bytes over layers. Each is replayed on the first half of the trace, where every miss of
+/// the GPU is transferred. The one with the least time is taken; of equals the first, with the larger share.
 ///
 /// # Errors
 /// [`TraceError::TooShort`] for a trace of fewer than two tokens.
@@ -93,8 +94,8 @@ pub fn resident(trace: &Trace, [host, gpu]: [u64; 2], prices: &Prices) -> Result
     })
 }
 
-/// Runs a trace through both memories, which begin with the pinned experts. All that the GPU misses is transferred, unless it
-/// has room for the pinned ones alone.
+/// Runs a trace through both memories, which begin with the pinned experts. Every miss of the GPU is
+/// transferred, unless it has room for the pinned ones only.
 ///
 /// # Errors
 /// As [`Levels::new`].

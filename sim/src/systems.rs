@@ -1,4 +1,5 @@
-//! Systems of other authors and of moec, as rows of one table: what `[placement] policy` names, and what experiments compare.
+//! Systems of other authors and of moec, as rows of one table: the values of `[placement] policy`, and the
+//! subjects of experiments.
 
 use moec_runtime::schedule::{ExpertUnit, Keeps, Order, Prediction, Solver, System, TRIMOE, Units, trimoe};
 
@@ -7,26 +8,27 @@ pub fn key(system: &System) -> String {
     system.name.to_ascii_lowercase()
 }
 
-/// The system with frames of a name in `model.toml`.
+/// The system with this name in `model.toml`, among those with frames.
 pub fn of_key(name: &str) -> Option<&'static System> {
     CACHED.iter().find(|s| key(s) == name)
 }
 
-/// Whether an expert may be brought that stays for one step only, beside those that stay for good.
+/// Whether an expert may be transferred for one step only, in addition to those that stay.
 pub fn passes(system: &System) -> bool {
     let brings = |p| !matches!(p, Solver::Fixed | Solver::Cpu);
     !matches!(system.keeps, Keeps::Cache(_)) && (brings(system.prefill) || brings(system.decode))
 }
 
-/// MRS as the paper has it: every expert that comes is kept. It gives no α; with this one most uses are hits, of 0.1 to 0.99.
+/// MRS as in the paper: every transferred expert is kept. The paper gives no α; of 0.1 to 0.99 this value
+/// gives the most hits.
 pub const MRS: &str = "mrs alpha=0.9 depth=2 bypass=0";
-/// MRS that keeps no expert that ranks below all that are there.
+/// MRS that does not keep an expert that ranks below all resident ones.
 pub const MRS_BYPASS: &str = "mrs alpha=0.9 depth=2 bypass=1";
 /// LRU.
 pub const LRU: &str = "lru";
 
 const PAPER: Solver = Solver::Paper(Order::Next);
-/// GPU and CPU.
+/// The GPU and the CPU.
 const TWO: Units = Units { misses: true, cpu: true, near: false };
 /// Loads of the next step, for transfers alone.
 const AHEAD: Prediction = Prediction::Loads { relayout: false };
@@ -41,7 +43,8 @@ pub const LLAMA_CPP: System = System {
     prediction: Prediction::Nothing,
     says: "whole layers on the GPU, the experts of the others on the CPU",
 };
-/// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. So does Klotski, whose batches hide more of the transfers.
+/// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. The same holds for Klotski, whose batches
+/// hide more of the transfers.
 pub const ADAPMOE: System = System {
     name: "AdapMoE",
     prefill: Solver::Gpu,
@@ -51,7 +54,7 @@ pub const ADAPMOE: System = System {
     prediction: Prediction::Gates(1),
     says: "all experts on the GPU; missing ones are transferred, one layer ahead where predicted (Klotski, AdapMoE)",
 };
-/// Fiddler: popular experts on the GPU, each other one where it is computed sooner.
+/// Fiddler: popular experts on the GPU, each other one on the unit that computes it sooner.
 pub const FIDDLER: System = System {
     name: "Fiddler",
     prefill: Solver::Cheapest,
@@ -61,7 +64,8 @@ pub const FIDDLER: System = System {
     prediction: Prediction::Nothing,
     says: "popular experts stay on the GPU, each other one is computed where it is done sooner",
 };
-/// KTransformers: popular experts on the GPU; the CPU has the others in decoding, the GPU in prefill (Table I).
+/// KTransformers: popular experts on the GPU; the CPU has the others in decoding, the GPU in prefill (Table
+/// I).
 pub const KTRANSFORMERS: System = System {
     name: "KTransformers",
     prefill: Solver::Gpu,
@@ -81,7 +85,7 @@ pub const HYBRIMOE: System = System {
     prediction: Prediction::Gates(3),
     says: "HybriMoE as published: three timelines, MRS, three layers ahead",
 };
-/// moec: the same with its own division, and MRS with bypass.
+/// moec: HybriMoE with moec's solver, and MRS with bypass.
 pub const MOEC: System = System {
     name: "moec",
     prefill: Solver::Best,
@@ -92,7 +96,8 @@ pub const MOEC: System = System {
     says: "HybriMoE with the best of all divisions, found by search, and the cache policy that gains most on the profile's routing",
 };
 
-/// All experts on the GPU, fetched when their layer's router has spoken. MoBiLE's are these, fewer first.
+/// All experts on the GPU, transferred after their layer's router. MoBiLE does the same, with fewer experts
+/// first.
 pub const OFFLOADING: System = System {
     name: "offloading",
     keeps: Keeps::Token,
@@ -108,10 +113,10 @@ pub const PRE_GATED: System = System {
     ..OFFLOADING
 };
 
-/// Those with frames that all layers share: `[placement] policy` takes one of them.
+/// Systems with frames that all layers share: the values of `[placement] policy`.
 pub const CACHED: [System; 6] = [LLAMA_CPP, ADAPMOE, FIDDLER, KTRANSFORMERS, HYBRIMOE, MOEC];
 
-/// Klotski: the GPU alone; weights travel while others are computed, and hot experts ahead of that.
+/// Klotski: the GPU alone; weights are transferred while others are computed, and hot experts before that.
 pub const KLOTSKI: System = System::of_sums(
     "Klotski",
     Solver::Cheapest,
@@ -147,7 +152,7 @@ pub const MONDE: System = System::of_sums(
     Prediction::Nothing,
     "the hottest on the GPU, the rest on near-data units, rows over the link counted",
 );
-/// Those with units in the host's memories, or that are compared with these: TriMoE, its parts, and other systems.
+/// Systems with units in the host's memories, or compared with these: TriMoE, its parts, and other systems.
 pub const SCHEDULED: [System; 10] = [
     KLOTSKI,
     EN_KTRANSFORMERS_HELD,

@@ -1,4 +1,4 @@
-//! Three levels, and who stays on them.
+//! Tests of three levels, and of the experts that stay on them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};

@@ -1,5 +1,5 @@
-//! Neurons on disk: results are those of the whole matrices, whatever memory holds and whichever thread computes, and no byte is read
-//! that no step needs.
+//! Tests of neurons on disk: results equal those of whole matrices for any memory and threads, and no
+//! unneeded byte is read.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -21,7 +21,7 @@ const NEURONS: u32 = 24;
 const TWO_READS: Shape = Shape { matrices: 4, neurons: NEURONS, cluster: 5, gate: 4096, rest: 8192 };
 const ONE_READ: Shape = Shape { gate: 3 * 4096, rest: 0, ..TWO_READS };
 
-/// A file of bundles in f32, with a row of zeros nowhere.
+/// A file of bundles in f32, without a row of zeros.
 struct Model {
     dir: TempDir,
     numbers: Vec<f32>,
@@ -100,13 +100,13 @@ fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The arithmetic of ReLU: sums of clusters stand by themselves until the end.
+/// The arithmetic of ReLU, with separate sums of clusters until the end.
 struct Relu<'a> {
     x: &'a [f32],
-    /// By place and cluster.
+    /// By position and cluster.
     sums: Vec<Mutex<Vec<f32>>>,
     clusters: usize,
-    /// Model where a neuron is one read: the active ones, as a predictor without an error would say.
+    /// Model for neurons in one read: gives the active ones, like a perfect predictor.
     oracle: Option<&'a Model>,
 }
 
@@ -147,7 +147,7 @@ impl NeuronCompute for Relu<'_> {
     }
 }
 
-/// A step on so many threads.
+/// A step on this many threads.
 fn step(store: &NeuronStore, compute: &dyn NeuronCompute, matrices: &[u32], threads: usize) -> Result<()> {
     store.begin(matrices)?;
     std::thread::scope(|scope| {

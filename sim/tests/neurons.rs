@@ -1,4 +1,5 @@
-//! The tables of `docs/neuron-cache.md` are what the policies of neurons give. `MOEC_BLESS=1` writes them anew.
+//! Tests that the tables of `docs/neuron-cache.md` are the results of the neuron policies. `MOEC_BLESS=1`
+//! rewrites them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::offload::cache::{Cache, CachedLayer, Event, ExpertIndex};
@@ -12,10 +13,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Tests of one page write it one after the other.
+/// Lock for tests that write the same page.
 static PAGE: Mutex<()> = Mutex::new(());
 
-/// Compares what stands between the marks of a name with a table, or writes it there.
+/// Compares the text between the tags of a name with a table, or writes the table there.
 fn check(name: &str, table: &str) {
     let _one = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/neuron-cache.md");
@@ -31,7 +32,7 @@ fn check(name: &str, table: &str) {
     }
 }
 
-/// Bytes per token where the neuron that was used least often goes: the cache of experts, with neurons in their place.
+/// Bytes per token with LFU eviction: the cache of experts, with neurons in place of experts.
 fn lfu(drawn: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
     let bytes = shape.neuron_bytes();
     let neurons = CachedLayer { experts: shape.neurons as usize, k: 1, bytes };
@@ -90,7 +91,7 @@ fn bytes_per_token_are_those_of_the_page() {
                 "| {zeros} % | {percent} % | {experts} | {gates} | {active} | {hot} | {counted} | {least} |"
             )
             .unwrap();
-            // What the page claims does not depend on its figures.
+            // The page's claims do not depend on its figures.
             assert!(bytes.least <= bytes.hot && bytes.hot < bytes.neurons && bytes.neurons < bytes.experts);
         }
     }

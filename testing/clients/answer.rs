@@ -3,8 +3,9 @@
 use moec_testing::http::Reply;
 use serde_json::Value;
 
-/// Rows that are computed together are summed in another order than one row by itself, which moves the last bits of what follows. Where
-/// another token than that of a run by itself stands, that run must have found it less likely by no more than this, in nats.
+/// Rows that are computed together are summed in another order than a single row, which changes the last bits
+/// of later values. If the token differs from that of a single run, the single run must have found it less
+/// likely by no more than this, in nats.
 pub(crate) const GAP: f64 = 0.125;
 
 /// Answer.
@@ -14,7 +15,7 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     /// Its tokens, where log-probabilities were requested.
     pub(crate) tokens: Vec<String>,
-    /// For each token, others that might have stood there, and how much less likely they were, in nats.
+    /// For each token, possible alternatives, and how much less likely they were, in nats.
     pub(crate) others: Vec<Vec<(String, f64)>>,
     /// Reason that it ended.
     pub(crate) finish: String,
@@ -36,8 +37,8 @@ impl Answer {
         Ok(answer)
     }
 
-    /// Place where this answer leaves that of a run by itself, and how much less likely that run found the token here, in nats; `None` where
-    /// the two are equal. What follows such a token cannot be compared.
+    /// Place of the first difference to the answer of a single run, and how much less likely that run found
+    /// the token here, in nats; `None` if the two are equal. Later tokens cannot be compared.
     ///
     /// # Errors
     /// They differ by more than rounding ([`GAP`]).

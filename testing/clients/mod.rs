@@ -1,5 +1,5 @@
-//! Clients of a server that come and go at random, and what holds meanwhile: what is refused is refused by name, and every answer
-//! that is awaited is right, according to a caller that knows the model.
+//! Clients of a server that come and go at random, and the requirements meanwhile: rejected requests name the
+//! reason, and every answer that a client waits for is right, according to a caller that knows the model.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part of it")]
 
@@ -76,7 +76,7 @@ const ACTS: &[Act] = &[
     ("oversized", 2, oversized),
 ];
 
-/// Clients that ask at once, for a while.
+/// Clients that send requests at once, for a while.
 pub(crate) struct Clients<'a> {
     /// Address of the server.
     pub(crate) address: &'a str,
@@ -100,12 +100,12 @@ pub(crate) struct ClientResult {
 }
 
 impl<'a> Clients<'a> {
-    /// Those of a server.
+    /// The clients of a server.
     pub(crate) fn new(address: &'a str, model: &'a dyn Model, many: u32, time: Duration) -> Self {
         Self { address, model, many, time, sent_away: AtomicU64::new(0) }
     }
 
-    /// Has all of them ask. One that fails stops.
+    /// Makes all of them send requests. One that fails stops.
     pub(crate) fn run(&self) -> ClientResult {
         let end = Instant::now() + self.time;
         let counts: Vec<AtomicU64> = ACTS.iter().map(|_| AtomicU64::new(0)).collect();
@@ -186,7 +186,7 @@ fn left(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     Ok(())
 }
 
-/// Requests a whole answer, and goes while it is made.
+/// Requests a whole answer, and disconnects while it is computed.
 fn cancelled(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     let mut long = clients.model.long();
     long["stream"] = json!(false);

@@ -1,8 +1,9 @@
-//! Clients that ask a server of OpenAI's form, and how long it took: `cargo xtask bench-serve` runs it against `run serve` and llama.cpp's
-//! server.
+//! Clients that query a server with OpenAI's interface, and the times of the answers: `cargo xtask
+//! bench-serve` runs it against `run serve` and llama.cpp's server.
 //!
-//! Each client requests one answer after the other, as a stream, with a prompt of its own in token ids. One JSON object says what
-//! came: tokens, seconds of the whole, and for each answer the time to its first token and between tokens, in seconds.
+//! Each client requests one answer after the other, as a stream, with a prompt of its own in token ids. One
+//! JSON object has the results: tokens, seconds of the whole, and for each answer the time to its first token
+//! and between tokens, in seconds.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
@@ -91,7 +92,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has all clients ask.
+/// Makes all clients send requests.
 fn all(address: &str, load: Load) -> Result<Value, String> {
     let start = Instant::now();
     let client =

@@ -25,19 +25,20 @@ pub(crate) type Post = (&'static str, String);
 pub(crate) enum Attack {
     /// Requests, all at once. Each gets one of these statuses.
     Requests { make: fn() -> Vec<Post>, statuses: &'static [u16] },
-    /// A chat template. The server refuses it by name at its start, or conversations get one of these statuses.
+    /// A chat template. The server refuses it by name at its start, or conversations get one of these
+    /// statuses.
     Template { source: fn() -> String, statuses: &'static [u16] },
     /// A tokenizer that is changed. The server refuses it by name at its start, or every text.
     Tokenizer(fn(&mut Value)),
-    /// Clients that hold so many connections.
+    /// Clients that hold this many connections.
     Connections { count: usize, hold: fn(&mut TcpStream) -> io::Result<()> },
 }
 
 impl Attack {
-    /// Attacks a server, and has the other client ask meanwhile. Says what came of it.
+    /// Attacks a server while the other client sends requests. Reports the result.
     ///
     /// # Errors
-    /// What does not hold.
+    /// Fails if a requirement is not met.
     pub(crate) fn run(&self, address: &str, other: Option<&mut Other>) -> Result<String, String> {
         match self {
             Self::Requests { make, statuses } => requests(address, make(), statuses, other),
@@ -90,15 +91,16 @@ fn requests(
     Ok(found.join(", "))
 }
 
-/// Asks as those who attack do.
+/// Sends requests as an attacker does.
 fn ask(address: &str, (path, body): &Post) -> io::Result<Reply> {
     let start = Instant::now();
     let reply = post(address, path, body).call()?;
     if start.elapsed() > LIMIT { Err(ErrorKind::TimedOut.into()) } else { Ok(reply) }
 }
 
-/// Opens connections and does with each what the case says. The other client is answered meanwhile; a client of the same address gets a
-/// status that says when to come back, and an answer as soon as the server has closed what is held.
+/// Opens connections and uses each as the case says. The other client is answered meanwhile. A client of the
+/// same address gets a status that says when to come back, and an answer as soon as the server has closed the
+/// held connections.
 fn connections(
     address: &str,
     count: usize,
@@ -118,7 +120,7 @@ fn connections(
     other.map_or(Ok(()), Other::ask)?;
     let start = Instant::now();
     let health = || get(address, "/health").call();
-    // Where very many are refused at a time, some are closed without a word.
+    // If very many are refused at a time, some are closed without an answer.
     let first = loop {
         match health() {
             Ok(reply) => break reply,
@@ -188,7 +190,8 @@ pub(crate) fn stays(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0; 12])
 }
 
-/// Builds the model with a tokenizer that is changed, and gives the bundle; or what the build says that refuses it.
+/// Builds the model with a tokenizer that is changed, and gives the bundle; or what the build says that
+/// refuses it.
 pub(crate) fn built(bundle: &Bundle, change: fn(&mut Value)) -> Result<Result<PathBuf, String>, String> {
     let failed = |e: io::Error| e.to_string();
     let [source, to] = ["changed", "changed.moec"].map(|name| bundle.scratch.join(name));

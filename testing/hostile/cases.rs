@@ -172,7 +172,8 @@ fn many_messages(n: usize) -> Post {
     (CHAT, json!({"messages": vec![message; n], "max_tokens": 2}).to_string())
 }
 
-/// Patterns whose automata multiply: each has to remember at which of its last letters another letter stood.
+/// Patterns whose automata multiply: each has to remember the positions of another letter among its last
+/// letters.
 fn patterns(n: u8) -> Value {
     let one = |i| json!({"type": "string", "pattern": format!(".*[a-{}].{{{}}}.*", char::from(b'b' + i % 24), 10 + i)});
     json!({"allOf": (0..n).map(one).collect::<Value>()})

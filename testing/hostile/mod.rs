@@ -1,7 +1,9 @@
-//! Requests, files and clients that are meant to harm a server, and what must hold meanwhile: every request has an answer in time, the
-//! server's memory stays bounded, another client gets the right answer, and two signals end the server.
+//! Requests, files and clients that are meant to harm a server, and the requirements meanwhile: every request
+//! has an answer in time, the server's memory stays bounded, another client gets the right answer, and two
+//! signals end the server.
 //!
-//! A module of its own, not of the crate: the example `hostile_serve` plays all cases, a test of the package `moec` the quickest.
+//! A module of its own, not of the crate: the example `hostile_serve` plays all cases, a test of the package
+//! `moec` the quickest.
 
 mod attack;
 mod cases;
@@ -17,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Kilobytes of address space that a server may take, so that a case that goes wrong does not take the machine.
+/// Kilobytes of address space that a server may take, so that a case that goes wrong does not take the
+/// machine.
 const ADDRESS_SPACE: &str = "6291456";
 /// Time that a server may finish what has begun, before the second signal.
 const FIRST_SIGNAL: Duration = Duration::from_secs(2);
@@ -32,7 +35,7 @@ pub(crate) struct Case {
     /// Options of the server.
     options: &'static [&'static str],
     attack: Attack,
-    /// MiB that the server may take at most, beside what it has when nothing was asked.
+    /// MiB that the server may take at most, in addition to its memory when idle.
     memory: u64,
 }
 
@@ -93,7 +96,7 @@ impl Bundle {
 /// Plays a case.
 ///
 /// # Errors
-/// What does not hold.
+/// Fails if a requirement is not met.
 pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
     let start = Instant::now();
     let template = bundle.template.to_string_lossy().into_owned();

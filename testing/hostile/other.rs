@@ -1,4 +1,4 @@
-//! The client that others harm: it asks the same again and again, from an address of its own.
+//! The client that others harm: it sends the same request again and again, from an address of its own.
 
 use super::attack::LIMIT;
 use moec_testing::http::{Reply, raw};
@@ -29,7 +29,7 @@ impl Other {
         Ok(other)
     }
 
-    /// Asks, as long as there is no room.
+    /// Sends the request, again as long as there is no room.
     ///
     /// # Errors
     /// Another answer than before, or none in time.

@@ -5,7 +5,7 @@
 pub enum List {
     /// Compiled and run end to end.
     Families,
-    /// Those with experts.
+    /// The models with experts.
     Mixtures,
     /// All that a neural processing unit runs of it can be a graph.
     Graphs,
@@ -42,7 +42,8 @@ const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it
 const GGUF_LATE: (List, &str) =
     (List::Gguf, "`GGUF_OF_2026` has it, where the gguf package knows an architecture for it");
 
-/// Of families whose parts are those of others: what those show with every unit and form holds for these, too.
+/// A checkpoint of a family whose parts are those of others: results of the others with every unit and form
+/// hold for it, too.
 const fn late(name: &'static str) -> Checkpoint {
     const ALIKE: &str = "its mixers and operators are those of checkpoints on the list, or the CPU's";
     row(
@@ -169,7 +170,7 @@ impl List {
     }
 }
 
-/// Those families of which some states fold all tokens together.
+/// The families in which some states fold all tokens together.
 pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
 
 /// Checkpoints that are compiled and run for CPUs alone: six of them with every change, all with `--all`.
@@ -187,7 +188,7 @@ pub const GRAPHS: [&str; List::Graphs.len()] = List::Graphs.names();
 pub const PACKAGED: [&str; List::Packaged.len()] = List::Packaged.names();
 /// [`List::Gguf`].
 pub const GGUF_WRITTEN: [&str; List::Gguf.len()] = List::Gguf.names();
-/// Those of 2026 for which the gguf package knows an architecture; `golden/gguf/late.py` writes them.
+/// The families of 2026 for which the gguf package knows an architecture; `golden/gguf/late.py` writes them.
 pub const GGUF_OF_2026: [&str; 22] = [
     "qwen3_next",
     "qwen3_5_moe",

@@ -23,7 +23,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
 #[derive(Debug)]
 pub struct Request {
     head: request::Builder,
-    /// None where the method has no body.
+    /// `None` if the method has no body.
     body: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Request {
     /// Sends it and reads the answer.
     ///
     /// # Errors
-    /// There is no server, or no whole answer.
+    /// Fails without a server, or without a whole answer.
     pub fn call(self) -> io::Result<Reply> {
         self.send()?.whole()
     }
@@ -66,7 +66,7 @@ impl Request {
     /// Sends it and reads the head of the answer.
     ///
     /// # Errors
-    /// There is no server, or no answer.
+    /// Fails without a server, or without an answer.
     pub fn send(self) -> io::Result<Incoming> {
         self.run(PATIENCE).map_err(ureq::Error::into_io)
     }
@@ -74,7 +74,7 @@ impl Request {
     /// Sends it, and closes the connection after this time if no answer has begun, else as soon as one has.
     ///
     /// # Errors
-    /// There is no server.
+    /// Fails without a server.
     pub fn leave(self, after: Duration) -> io::Result<()> {
         match self.run(after) {
             Ok(_) | Err(ureq::Error::Timeout(_)) => Ok(()),
@@ -129,12 +129,12 @@ pub struct Reply {
     pub status: u16,
     /// Its headers, a line each, in lower case.
     pub headers: String,
-    /// Its body. What is no UTF-8 is replaced.
+    /// Its body. Invalid UTF-8 is replaced.
     pub body: String,
 }
 
 impl Reply {
-    /// Events of a stream; `None` where it is none, or does not end with `[DONE]`.
+    /// Events of a stream; `None` if it is not a stream, or does not end with `[DONE]`.
     pub fn events(&self) -> Option<Vec<&str>> {
         let events = self.body.split("\n\n").filter(|event| !event.is_empty());
         let mut events: Vec<&str> =

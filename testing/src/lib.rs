@@ -1,6 +1,6 @@
 //! Needs of tests on a machine, and reports that one is missing.
 //!
-//! A test that cannot run here is no test that passed. It checks a [`Need`] first, and returns where that is not met:
+//! A test that cannot run here has not passed. It checks a [`Need`] first, and returns if that is not met:
 //!
 //! ```no_run
 //! # fn test() {
@@ -10,10 +10,10 @@
 //! # }
 //! ```
 //!
-//! What was missed is a line of the file that `MOEC_SKIPPED` names, which `cargo xtask test` sums up, or a line on stderr where
-//! there is none. Needs that `MOEC_REQUIRE` lists (`coreml,aarch64`) fail the test instead.
+//! A skipped test is a line of the file that `MOEC_SKIPPED` names, which `cargo xtask test` sums up, or
+//! otherwise a line on stderr. Needs that `MOEC_REQUIRE` lists (`coreml,aarch64`) fail the test instead.
 //!
-//! Tests of servers start them as [`server::Server`]s and ask them by [`http`].
+//! Tests of servers start them as [`server::Server`]s and query them by [`http`].
 
 pub mod checkpoints;
 pub mod http;

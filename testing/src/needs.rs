@@ -12,7 +12,7 @@ pub struct Need {
     pub what: &'static str,
     /// Remedy where it is missing.
     pub help: Help,
-    /// Whether it is here. What only a test can find out stands as [`by_the_test`].
+    /// Whether it is here. Needs that only a test can check have [`by_the_test`].
     pub(crate) find: fn() -> bool,
 }
 
@@ -23,7 +23,7 @@ pub enum Help {
     Packages(&'static [&'static str]),
     /// A command.
     Command(&'static str),
-    /// Nothing that can be installed: what the machine or its user must be.
+    /// A property of the machine or its user, which cannot be installed.
     Machine(&'static str),
 }
 
@@ -268,14 +268,15 @@ pub fn openai() -> Option<PathBuf> {
     from("MOEC_OPENAI").or_else(|| Some(cache()?.join("openai/bin/python")))
 }
 
-/// Checker of workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or that on the path.
+/// Checker of workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or
+/// that on the path.
 pub fn actionlint() -> Option<PathBuf> {
     let installed = from("MOEC_ACTIONLINT").or_else(|| Some(cache()?.join("actionlint/bin/actionlint")));
     let path = installed.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("actionlint"));
     starts(&path, &["-version"]).then_some(path)
 }
 
-/// Whether the helper and the environment lie where moec looks for them.
+/// Whether the helper and the environment are where moec looks for them.
 fn coreml() -> bool {
     let at = |var: &str, below: &str| {
         from(var).or_else(|| Some(cache()?.join("coreml").join(below))).is_some_and(|p| p.exists())
@@ -283,14 +284,15 @@ fn coreml() -> bool {
     at("MOEC_COREML_HELPER", "bin/moec-coreml") && at("MOEC_COREML_PYTHON", "venv")
 }
 
-/// NVIDIA's assembler of PTX, if there is one: `MOEC_PTXAS`, the one that `cargo xtask cuda` installs, or that on the path.
+/// NVIDIA's assembler of PTX, if there is one: `MOEC_PTXAS`, the one that `cargo xtask cuda` installs, or
+/// that on the path.
 pub fn ptxas() -> Option<PathBuf> {
     let installed = from("MOEC_PTXAS").or_else(|| Some(cache()?.join("cuda/ptxas")));
     let path = installed.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("ptxas"));
     starts(&path, &["--version"]).then_some(path)
 }
 
-/// Whether the library lies where moec looks for it; whether it is whole, who uses it finds out.
+/// Whether the library is where moec looks for it; the user of the library finds out whether it is complete.
 fn qnn() -> bool {
     from("MOEC_QNN_LIB").or_else(|| Some(cache()?.join("qnn"))).is_some_and(|p| p.exists())
 }

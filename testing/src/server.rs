@@ -1,4 +1,4 @@
-//! A server that is a process of its own, and ends with who started it.
+//! A server that is a process of its own, and ends with its owner.
 
 use std::io::{self, BufRead, BufReader, Error, ErrorKind};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -52,7 +52,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Bytes of it that lie in memory.
+    /// Bytes of it in memory.
     ///
     /// # Errors
     /// It has ended, or the operating system does not say.
@@ -71,7 +71,7 @@ impl Server {
     /// Sends a signal, such as `-TERM`.
     ///
     /// # Errors
-    /// There is no such process any longer.
+    /// The process no longer exists.
     pub fn signal(&self, name: &str) -> io::Result<()> {
         let sent = Command::new("kill").arg(name).arg(self.id().to_string()).status()?;
         if sent.success() { Ok(()) } else { Err(ErrorKind::NotFound.into()) }

@@ -66,7 +66,8 @@ impl Case {
         command
     }
 
-    /// Nothing but what was there, and no model in the cache: profiles, the notes of packed weights and objects of kernels may stay.
+    /// Nothing but what was there, and no model in the cache: profiles, the notes of packed weights and
+    /// objects of kernels may stay.
     pub(crate) fn nothing_left(&self, besides: &[&str]) {
         let names = |folder: &Path| -> Vec<String> {
             let entries = fs::read_dir(folder).into_iter().flatten();
@@ -83,7 +84,7 @@ impl Case {
     }
 }
 
-/// Ids that lie spread over the vocabulary.
+/// Ids that are spread over the vocabulary.
 pub(crate) fn ids(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i + 1).wrapping_mul(2_654_435_761) % VOCAB as u32).collect()
 }

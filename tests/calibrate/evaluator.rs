@@ -191,8 +191,8 @@ fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sum
     (sums, behaviour, seen)
 }
 
-/// Counts of neurons against what their down matrices read; what is as near to a threshold as rounding goes may be on
-/// either side of it.
+/// Counts of neurons against what their down matrices read; what is as near to a threshold as rounding goes
+/// may be on either side of it.
 fn neurons_are_those(profile: &Profile, seen: &Rows, family: &str) {
     for layer in &profile.layers {
         assert!(profile.neurons(layer.layer).is_some_and(|c| c.routed), "{family}: layer {}", layer.layer);
@@ -228,8 +228,9 @@ fn a_profile_says_what_the_evaluator_sees() {
     }
 }
 
-/// Rows that are whole pages apart are copied before a matrix reads them, perhaps long before, and the value itself is
-/// dead from then on: a profile must say what the matrix multiplied, not what lies in the value's place by then.
+/// Rows that are whole pages apart are copied before a matrix reads them, perhaps long before, and the value
+/// itself is dead from then on: a profile must say what the matrix multiplied, not what lies in the value's
+/// place by then.
 #[test]
 fn a_profile_of_rows_that_lie_pages_apart_says_what_the_evaluator_sees() {
     for family in FAMILIES {

@@ -4,7 +4,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// The residual stream of a model, and what is inside of its experts, at other sizes than the tiny checkpoint has.
+/// The residual stream of a model, and what is inside of its experts, at other sizes than the tiny checkpoint
+/// has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wide {
     pub(crate) hidden: usize,
@@ -52,7 +53,8 @@ impl Wide {
         shape
     }
 
-    /// Writes a checkpoint of these sizes: the numbers of another one again and again, with signs that mix them.
+    /// Writes a checkpoint of these sizes: the numbers of another one again and again, with signs that mix
+    /// them.
     pub(crate) fn write(self, from: &Path, to: &Path) {
         let bytes = fs::read(from.join("model.safetensors")).unwrap();
         let old = safetensors::SafeTensors::deserialize(&bytes).unwrap();

@@ -34,8 +34,8 @@ fn sequences_of_one_batch_keep_their_own_states() {
     });
 }
 
-/// Positions that are decoded again replace what the unit's own states hold, and a prompt that nothing copies goes through
-/// every slot.
+/// Positions that are decoded again replace what the unit's own states hold, and a prompt that nothing copies
+/// goes through every slot.
 #[test]
 fn states_of_the_unit_follow_big_little_and_best_of() {
     let Some(found) = coreml() else { return };
@@ -84,7 +84,8 @@ fn rows_past_a_capacity_are_lost_or_spill() {
     let want = expected(&checkpoint("mixtral"));
     let mut off = Vec::new();
     for overflow in ["spill", "prune"] {
-        // Half of the chunks of a profile whose loads are nearly alike: what the real router does is not covered.
+        // Half of the chunks of a profile whose loads are nearly alike: what the real router does is not
+        // covered.
         let more =
             format!("[placement]\nexperts = \"npu\"\n[experts]\ncoverage = 0.5\noverflow = \"{overflow}\"\n");
         let case = Case::with_chunk("mixtral", &more, 48);
@@ -118,8 +119,8 @@ fn rows_past_a_capacity_are_lost_or_spill() {
     assert!(off[0] < 5e-3 && off[1] > 4.0 * off[0], "{off:?}");
 }
 
-/// Experts of a prompt in static graphs, those of decoding on disk with room for a few: what is said is the same as with all in
-/// memory.
+/// Experts of a prompt in static graphs, those of decoding on disk with room for a few: what is said is the
+/// same as with all in memory.
 #[test]
 fn static_graphs_and_a_memory_budget_go_together() {
     let Some(found) = coreml() else { return };

@@ -122,8 +122,8 @@ fn golden(family: &str) {
     emulated(family, &case);
 }
 
-/// The whole model with its Neural Engine emulated: what finds no room spills, so nothing but f16 is between its logits
-/// and those of transformers.
+/// The whole model with its Neural Engine emulated: what finds no room spills, so nothing but f16 is between
+/// its logits and those of transformers.
 fn emulated(family: &str, case: &Case) {
     let want = expected(&checkpoint(family));
     let out = case.path("logits.safetensors");

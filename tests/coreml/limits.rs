@@ -101,7 +101,8 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
     let (whole_shape, whole) = logits("whole.moec");
     assert_eq!((shape[0], &shape), (want.ids.len(), &whole_shape));
     assert!(of_parts == whole, "split heads give other logits");
-    // What is in them, held against the checkpoint: `head.0` and the rest are the rows of the vocabulary, in order.
+    // What is in them, held against the checkpoint: `head.0` and the rest are the rows of the vocabulary, in
+    // order.
     let rows = Weights::open("olmoe").matrix("lm_head.weight").bytes();
     let stored = heads.iter().filter(|name| name.starts_with("head.")).flat_map(|name| {
         let package = Package::open(&BundleReader::unchecked(

@@ -24,7 +24,8 @@ fn parts_say_what_their_functions_take() {
         let mut places = npu.clone();
         let source = String::new();
         places.graph.cache_write = Some(Choice { value: CacheWrite::SliceUpdate, source });
-        // A gate on what attention says is no part of it: such a layer is refused, and what folds tokens is no part at all.
+        // A gate on what attention says is no part of it: such a layer is refused, and what folds tokens is
+        // no part at all.
         if support::FOLDED.contains(&family) {
             let refused = CoreMlSubgraph::find(&c.module, &attention(3)).unwrap_err();
             assert!(refused.contains("`glu` stands where a projection is wanted"), "{refused}");

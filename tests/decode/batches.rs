@@ -5,8 +5,8 @@ use crate::support::{MIXTURES, checkpoint, expected, ferris, with_engine};
 use moec_runtime::{BestOf, Decoder, Engine, Sampler, Sampling, Want, best_of};
 use std::sync::Mutex;
 
-/// Draws a sequence anew, alone in slot 0, with the given ids before each token: how many draws differ, the mean
-/// log-probability of the ids, and the fallbacks.
+/// Draws a sequence anew, alone in slot 0, with the given ids before each token: how many draws differ, the
+/// mean log-probability of the ids, and the fallbacks.
 fn replayed(
     engine: &mut Engine<'_>,
     prompt: &[u32],
@@ -36,9 +36,10 @@ fn replayed(
     (differ, sum / ids.len() as f64, decoder.fallbacks().map_or(0, |f| f.full))
 }
 
-/// Sequences of one batch are those of single runs with the same seeds, whatever the KV cache holds. Kernels for several
-/// rows sum in another order than those for one, and a cache in bf16 or q8 rounds what differs in the last bit: so every
-/// token is drawn again after the same ids, and a draw in a hundred may fall otherwise.
+/// Sequences of one batch are those of single runs with the same seeds, whatever the KV cache holds. Kernels
+/// for several rows sum in another order than those for one, and a cache in bf16 or q8 rounds what differs in
+/// the last bit: so every token is drawn again after the same ids, and a draw in a hundred may fall
+/// otherwise.
 #[test]
 fn best_of_is_so_many_single_runs() {
     // In another order than the test that has the same bundles built, so that neither waits for the other.

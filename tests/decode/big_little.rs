@@ -27,8 +27,9 @@ fn with_experts(source: &Path, experts: u64, folder: &Path) {
     });
 }
 
-/// The little entry point is the model that `config.json` would describe with fewer experts per token: renormalised
-/// weights, groups, biases, shared experts and all. Every step is what the reference evaluator says.
+/// The little entry point is the model that `config.json` would describe with fewer experts per token:
+/// renormalised weights, groups, biases, shared experts and all. Every step is what the reference evaluator
+/// says.
 #[test]
 fn the_little_model_is_the_one_with_fewer_experts() {
     for family in MIXTURES {
@@ -60,7 +61,8 @@ fn the_little_model_is_the_one_with_fewer_experts() {
     }
 }
 
-/// The full pass replaces the little pass's keys and values at a position to the bit, in every format of the cache.
+/// The full pass replaces the little pass's keys and values at a position to the bit, in every format of the
+/// cache.
 #[test]
 fn decoding_again_leaves_nothing_of_the_little_pass() {
     for (family, caches) in MIXTURES.map(|f| (f, caches(f))) {
@@ -90,7 +92,8 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
     }
 }
 
-/// Every family, generating: γ = 1 is the full model, γ = 0 the little one, and what lies between falls back sometimes.
+/// Every family, generating: γ = 1 is the full model, γ = 0 the little one, and what lies between falls back
+/// sometimes.
 #[test]
 fn gamma_goes_from_the_little_model_to_the_full_one() {
     // In another order than the test that has the same bundles built, so that neither waits for the other.
@@ -118,7 +121,8 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
                 let (one, none) = (at(engine, 1.0), at(engine, 0.0));
                 assert_eq!(one, (all.0.clone(), Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
                 assert_eq!(none.1, Some(Fallbacks { tokens: 23, full: 0 }), "{family}");
-                // A probability that is never reached is never kept, which is the full model by the other way.
+                // A probability that is never reached is never kept, which is the full model by the other
+                // way.
                 let high = at(engine, 1.0 - f32::EPSILON);
                 assert_eq!(high, (all.0, Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
             }

@@ -6,8 +6,8 @@ use moec_runtime::kv::saved::{Saved, save};
 use moec_runtime::serving::scheduler::Setting;
 use moec_runtime::{Decoder, Engine, Sampler, Sampling, Want, generate};
 
-/// States that fold tokens together: sequences of a call do not meet, a prompt may come in any pieces, a file holds all that was
-/// folded, and what cannot be taken back is refused.
+/// States that fold tokens together: sequences of a call do not meet, a prompt may come in any pieces, a file
+/// holds all that was folded, and what cannot be taken back is refused.
 #[test]
 fn folded_states_go_on_alone_together_and_from_a_file() {
     for family in FOLDED {
@@ -45,7 +45,7 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
             Saved::open(&path, engine.program()).unwrap().restore(engine, 1).unwrap();
             assert!(go_on(engine, 1) == of_slot, "{family}: the file holds another state");
             near(&of_slot[9], &want[19], "from a file");
-            // Only a snapshot knows what a state was, and there is none.
+            // Only a snapshot could restore the state, and there is no snapshot.
             let refused = engine.rewind(1, 12).unwrap_err().to_string();
             assert!(refused.contains("layers.0.mixer."), "{refused}");
             engine.rewind(1, 0).unwrap();
@@ -67,8 +67,8 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
     }
 }
 
-/// A server of a model whose states fold tokens together: answers are those of single runs whatever is asked beside and before
-/// them, and what a slot holds is gone on with only where a snapshot allows it.
+/// A server of a model whose states fold tokens together: answers are those of single runs whatever is asked
+/// beside and before them, and what a slot holds is gone on with only where a snapshot allows it.
 #[test]
 fn folded_states_are_served_without_a_wrong_token() {
     for (family, more) in FOLDED.into_iter().zip(["", BIG_LITTLE]) {

@@ -54,7 +54,8 @@ fn no_numbers_are_left_in_a_slot() {
     });
 }
 
-/// Logits after a prompt that is read in parts with these ends, each as a part of the whole or as a prompt by itself.
+/// Logits after a prompt that is read in parts with these ends, each as a part of the whole or as a prompt by
+/// itself.
 fn in_parts(engine: &mut Engine<'_>, prompt: &[u32], ends: &[usize], of_whole: bool) -> Vec<u32> {
     engine.reset(0).unwrap();
     let mut bits = Vec::new();
@@ -71,8 +72,9 @@ fn in_parts(engine: &mut Engine<'_>, prompt: &[u32], ends: &[usize], of_whole: b
     bits
 }
 
-/// Positions of a prompt that is longer than a LongRoPE model was first trained for are turned by the long frequencies from its first
-/// token on, as in the reference, however it is cut into calls; and what is kept of shorter ones is no part of it.
+/// Positions of a prompt that is longer than a LongRoPE model was first trained for are turned by the long
+/// frequencies from its first token on, as in the reference, however it is cut into calls; and what is kept
+/// of shorter ones is no part of it.
 #[test]
 fn a_prompt_turns_as_a_whole() {
     let factors = |from: f64| (0..8).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<_>>();
@@ -102,7 +104,10 @@ fn a_prompt_turns_as_a_whole() {
         let path = folder.path().join("short.kv");
         save(engine, 0, &ids[..24], &path).unwrap();
         let saved = Saved::open(&path, engine.program()).unwrap();
-        assert_eq!((saved.crossed_long_rope_threshold(32), saved.crossed_long_rope_threshold(33)), (None, Some(32)));
+        assert_eq!(
+            (saved.crossed_long_rope_threshold(32), saved.crossed_long_rope_threshold(33)),
+            (None, Some(32))
+        );
         assert_eq!((saved.shared_with(&ids[..32]), saved.shared_with(&ids[..33])), (24, 0));
         for slots in [0..1, 0..4] {
             let made = greedy(engine, prompt, slots);

@@ -1,4 +1,5 @@
-//! Files to damage: the golden checkpoints, a piece of the demo model, and bundles of them, built once for all cases.
+//! Files to damage: the golden checkpoints, a piece of the demo model, and bundles of them, built once for
+//! all cases.
 
 use super::case::coreml_once;
 use super::judge::{Listing, listing};

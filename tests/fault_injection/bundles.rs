@@ -1,4 +1,5 @@
-//! Damage to bundles whose hashes are made to fit, so that what reads the files is met, not what compares them.
+//! Damage to bundles whose hashes are made to fit, so that what reads the files is met, not what compares
+//! them.
 
 use super::case::Place;
 use super::files;
@@ -126,7 +127,7 @@ fn numbers(rng: &mut Rng, text: &mut String) -> String {
     said
 }
 
-/// A bundle that was built of damaged files must be one, and hold nothing of what lies elsewhere.
+/// A bundle that was built of damaged files must be valid, and hold nothing of files elsewhere.
 pub(crate) fn sound(bundle: &Path) -> Result<(), String> {
     for secret in tensors::secrets() {
         if let Some(file) = holds(bundle, &secret) {

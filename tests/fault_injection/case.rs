@@ -126,8 +126,8 @@ impl Case {
         Self { number, kind, base, subcommand, rng }
     }
 
-    /// Runs it: the exit code, or what is wrong; `None` where this machine cannot build the base. With `keep` the folder of a case
-    /// that fails stays.
+    /// Runs it: the exit code, or what is wrong; `None` where this machine cannot build the base. With `keep`
+    /// the folder of a case that fails stays.
     pub(crate) fn run(&self, bases: &Bases, keep: bool) -> Result<Option<u8>, String> {
         let Some(mut place) = self.place(bases) else { return Ok(None) };
         let mut rng = self.rng.clone();
@@ -191,7 +191,8 @@ impl Case {
         judge::verdict(&outcome)?;
         let mut well = outcome.code == Some(0);
         if let Some(cut) = place.later.as_ref().filter(|_| !well) {
-            // Who loses a page that it was reading can only end; what is left goes when the same is run again on whole files.
+            // Who loses a page that it was reading can only end; what is left goes when the same is run again
+            // on whole files.
             cut.undo();
             let again = judge::run(&command, || ());
             judge::verdict(&again).map_err(|why| format!("of the whole file: {why}"))?;

@@ -107,7 +107,7 @@ const INSTEAD: [Instead; 12] = [
         symlink(fifo, path).unwrap();
     }),
     ("unreadable", |path, copy| {
-        // Its own bytes: who is root reads them all the same.
+        // Its own bytes: root can read them in spite of that.
         fs::copy(original(copy), path).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o0)).unwrap();
     }),
@@ -122,7 +122,7 @@ pub(crate) fn replaced(rng: &mut Rng, place: &mut Place) -> String {
     let file = one(rng, place);
     let path = place.subject.join(&file);
     let copy = place.outside.join(file.file_name().unwrap());
-    // What lies outside holds a secret (`tensors::plant`); other files are copied there as they are.
+    // Files outside hold a secret (`tensors::plant`); other files are copied there as they are.
     if !copy.exists() {
         fs::copy(&path, &copy).unwrap();
     }

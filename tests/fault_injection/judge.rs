@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use wait_timeout::ChildExt as _;
 
-/// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on one that is shared.
+/// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on
+/// one that is shared.
 const DEADLINE: Duration = Duration::from_mins(5);
 /// Most memory of a process, in KiB of addresses. Builds of these models take less than 600 MiB.
 const MEMORY: u64 = 1536 << 10;
@@ -88,7 +89,7 @@ pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
     let Some(error) = said.find("error: ").map(|at| &said[at..]) else {
         return wrong(format!("exit code {:?} and no error", outcome.code));
     };
-    // Files, keys, tensors and options stand in backticks; those of the command line in quotes.
+    // Files, keys, tensors and options are in backticks; those of the command line in quotes.
     let error = error.split("\nhint").next().unwrap_or(error);
     if !error.contains('`') && !error.contains('\'') {
         return wrong("the error names nothing".to_owned());
@@ -126,7 +127,7 @@ pub(crate) fn listing(folder: &Path) -> Listing {
     out
 }
 
-/// Changes between two listings, beside what lies below the paths `may`.
+/// Changes between two listings, except those below the paths `may`.
 pub(crate) fn changes(before: &Listing, after: &Listing, may: &[PathBuf]) -> Vec<String> {
     let shown = |path: &Path, what: &str| format!("`{}` {what}", path.display());
     let gone = before.keys().filter(|p| !after.contains_key(*p)).map(|p| (p, "is gone"));

@@ -8,7 +8,8 @@ use std::fs;
 
 /// Name of a checkpoint's weights.
 const WEIGHTS: &str = "model.safetensors";
-/// Of two bytes each, the number that norms outside of the subject hold, so that packed weights show where they come from.
+/// Of two bytes each, the number that norms outside of the subject hold, so that packed weights show where
+/// they come from.
 const MARK: [u8; 2] = [0x6f, 0x4e];
 
 /// Header and data of a file.

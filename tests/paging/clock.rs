@@ -1,5 +1,6 @@
-//! Simulations are of the runtime that ships: a run and its simulation over the same routing decide the same, in the same order and at the
-//! same moments, where both have modelled units; and what a run decided on a real disk follows from what it has heard.
+//! Simulations are of the runtime that ships: a run and its simulation over the same routing decide the same,
+//! in the same order and at the same moments, where both have modelled units; and what a run decided on a
+//! real disk follows from what it has heard.
 
 use super::*;
 use moec_ir::paging::Paging as Planned;

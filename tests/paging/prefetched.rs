@@ -1,5 +1,6 @@
-//! Experts that are there before they are requested: those that recorded routing used most, from the start, and prefetched entries that the next
-//! layer is likely to request. The logits are the same, and less is read, or sooner.
+//! Experts that are there before they are requested: those that recorded routing used most, from the start,
+//! and prefetched entries that the next layer is likely to request. The logits are the same, and less is
+//! read, or sooner.
 
 use super::*;
 use moec_ir::paging::Paging as Planned;

@@ -1,4 +1,5 @@
-//! No dependency and no barrier of a plan can go unnoticed: without it the verifier objects, or others state the same order.
+//! No dependency and no barrier of a plan can go unnoticed: without it the verifier objects, or others state
+//! the same order.
 
 use super::{CHUNK, compile_with};
 use crate::support::{FAMILIES, MIXTURES, Setup, checkpoint, root};
@@ -7,7 +8,8 @@ use moec_ir::plan::{Entry, Plan};
 use moec_ir::verify;
 use moec_pipeline::PIPELINE;
 
-/// A device, formats and placement, and every how many of the families with experts it takes, from the first on that is given.
+/// A device, formats and placement, and every how many of the families with experts it takes, from the first
+/// on that is given.
 const CASES: [(&str, &str, &str, usize); 15] = [
     ("x86-64-v3", "q8", "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n", 1),
     ("m2-ultra", "f16", "", 3),
@@ -71,7 +73,8 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
         .unwrap_or_else(|e| panic!("{family} on {name} {more:?}: {e} {:?}", e.causes));
     }
     eprintln!("barriers {barriers:?}; dependencies on the own unit {own:?}; between units {between:?}");
-    // A barrier stands where nothing else orders two steps. Of the steps of another unit the last is often enough.
+    // A barrier stands where nothing else orders two steps. Of the steps of another unit the last is often
+    // enough.
     assert!(barriers.tried > 1000 && barriers.refused > barriers.tried / 2, "{barriers:?}");
     assert!(own.tried > 1000, "{own:?}");
     assert!(between.tried > 100 && between.refused > between.tried / 10, "{between:?}");
@@ -126,8 +129,8 @@ fn conflicts(plan: &Plan, entry: &Entry) -> Vec<(usize, usize)> {
     (0..touched.len()).flat_map(|b| (0..b).map(move |a| (a, b))).filter(|&(a, b)| conflict(a, b)).collect()
 }
 
-/// For each step, which have ended before it begins: found step by step from what the runtime does, with sets in place of the
-/// verifier's clocks.
+/// For each step, which have ended before it begins: found step by step from what the runtime does, with sets
+/// in place of the verifier's clocks.
 fn ended_before(entry: &Entry) -> Vec<Vec<bool>> {
     let n = entry.steps.len();
     let (mut before, mut done): (Vec<Vec<bool>>, Vec<Vec<bool>>) = (Vec::new(), Vec::new());
@@ -136,7 +139,8 @@ fn ended_before(entry: &Entry) -> Vec<Vec<bool>> {
         let previous = (0..i).rev().find(|&j| entry.steps[j].unit == step.unit);
         let mut own = vec![false; n];
         if let Some(j) = previous {
-            // Threads of the CPU take their steps in order, and meet at barriers. Another unit ends each before the next.
+            // Threads of the CPU take their steps in order, and meet at barriers. Another unit ends each
+            // before the next.
             join(&mut own, if step.unit != 0 || step.barrier { &done[j] } else { &before[j] });
         }
         // Only what other units do is waited for at the step itself.

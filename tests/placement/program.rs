@@ -1,4 +1,5 @@
-//! Placements for devices with a neural processing unit as a user meets them: profiles, packages that verify, and what is shown of both.
+//! Placements for devices with a neural processing unit as a user meets them: profiles, packages that verify,
+//! and what is shown of both.
 
 use crate::support::{Setup, cache, coreml, fails, ferris, moec, ok, recorded};
 use moec_ir::text::parse_placement;
@@ -98,7 +99,8 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     assert!(code == 1 && said.contains("weight.bin") && said.contains("changed"), "{said}");
 }
 
-/// Sizes of graphs are executed: the model says the same with one size and with four, and computes less padding.
+/// Sizes of graphs are executed: the model says the same with one size and with four, and computes less
+/// padding.
 #[test]
 fn a_graph_of_several_sizes_computes_the_same_with_less_padding() {
     let Some(found) = coreml() else { return };

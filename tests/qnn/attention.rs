@@ -133,8 +133,9 @@ fn a_network_is_what_its_file_says() {
     assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{said}");
 }
 
-/// Every network of attention is executed by the emulator and by onnxruntime, the prompt's from its DLC, too; the whole model gives on
-/// the emulator what it gives here, and in the unit of a phone's `run` the same to the last bit.
+/// Every network of attention is executed by the emulator and by onnxruntime, the prompt's from its DLC, too;
+/// the whole model gives on the emulator what it gives here, and in the unit of a phone's `run` the same to
+/// the last bit.
 #[test]
 fn attention_computes_on_the_emulator() {
     let Some(tools) = installed() else { return };
@@ -182,7 +183,8 @@ fn attention_computes_on_the_emulator() {
     println!(
         "logits on QNN's emulator and by moec's evaluator: {middle:.1e} of their spread apart, {most:.1e} at most"
     );
-    // Where a router is between two experts, what f16 rounds may choose the other one: that row is further away.
+    // Where a router is between two experts, what f16 rounds may choose the other one: that row is further
+    // away.
     let others = off.iter().filter(|&&off| off >= 0.02).count();
     assert!(vocab >= 2000 && off[0] > 0.0 && middle < 0.01 && others <= 3 && most < 0.2, "{off:?}");
     assert!(logits("--emulate=device") == library, "the unit and the emulator differ");

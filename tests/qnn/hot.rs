@@ -1,4 +1,5 @@
-//! Networks of hot neurons: built where they are requested, verified, and run by the plan beside kernels of the others.
+//! Networks of hot neurons: built where they are requested, verified, and run by the plan beside kernels of
+//! the others.
 
 use super::library::installed;
 use super::{Case, PHONE, Tiny, files};
@@ -121,7 +122,8 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     assert!(code == 1 && said.contains("the Graph leaves other neurons to the CPU"), "{said}");
 }
 
-/// A row that activates few hot neurons has a tiny spread of its own: networks of one row are held against that of all rows.
+/// A row that activates few hot neurons has a tiny spread of its own: networks of one row are held against
+/// that of all rows.
 #[test]
 fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
     let Some(tools) = installed() else { return };
@@ -139,8 +141,8 @@ fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
     assert!(executed.count() > EXPERTS, "{report}");
 }
 
-/// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the CPU, which waits for it where
-/// both are added, has steps in between.
+/// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the CPU,
+/// which waits for it where both are added, has steps in between.
 fn divided(bundle: &Path) -> Vec<usize> {
     let bundle = Bundle::open(bundle).unwrap();
     let decisions = bundle.decisions().unwrap().decisions;
@@ -170,7 +172,8 @@ fn divided(bundle: &Path) -> Vec<usize> {
     layers
 }
 
-/// Logits of a prompt, then of two sequences that go on after it, token by token: alone, and together in each batch.
+/// Logits of a prompt, then of two sequences that go on after it, token by token: alone, and together in each
+/// batch.
 fn logits(built: &Tiny) -> Vec<f32> {
     let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(12).copied().collect();
     let bundle = Bundle::open(&built.bundle()).unwrap();
@@ -238,7 +241,8 @@ fn generated(built: &Tiny, how: &str) -> Vec<u64> {
     said["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
 }
 
-/// Gates that leave no zeros have no hot neurons, and not every unit has graphs of them; the others are resident, and skipped.
+/// Gates that leave no zeros have no hot neurons, and not every unit has graphs of them; the others are
+/// resident, and skipped.
 #[test]
 fn what_has_no_hot_neurons_is_refused_by_name() {
     for (model, target, more, expected) in [
@@ -288,7 +292,8 @@ fn hot_neurons_compute_on_the_emulator() {
         assert!(folder.join("context.bin").is_file());
         assert!(!folder.read_dir().unwrap().any(|e| dlc(&e.unwrap().path())), "{}", folder.display());
     }
-    // As moec evaluates the networks, as QNN's emulator does, and as the unit of a phone's `run` has them there.
+    // As moec evaluates the networks, as QNN's emulator does, and as the unit of a phone's `run` has them
+    // there.
     let [moec, library, device] =
         ["--emulate", "--emulate=library", "--emulate=device"].map(|how| generated(&built, how));
     assert!(moec.len() == 8 && moec == library && library == device, "{moec:?} {library:?} {device:?}");

@@ -12,7 +12,8 @@ use std::process::Command;
 /// A few groups of each layer, each of two sizes.
 const MORE: &str = "[experts]\ngroup = 8\nsizes = 2\n";
 
-/// The folder with the library, and a Python with onnxruntime, as the cache folder has them that `cargo xtask` fills.
+/// The folder with the library, and a Python with onnxruntime, as the cache folder has them that `cargo
+/// xtask` fills.
 pub(crate) fn installed() -> Option<[(&'static str, PathBuf); 2]> {
     if !QNN.here() || !ONNXRUNTIME.here() {
         return None;
@@ -84,8 +85,8 @@ impl QnnBundle {
     }
 }
 
-/// Every network is executed by the emulator and by onnxruntime, the largest of a group from its DLC, too; what they give is
-/// near what the same weights give in f32.
+/// Every network is executed by the emulator and by onnxruntime, the largest of a group from its DLC, too;
+/// what they give is near what the same weights give in f32.
 #[test]
 fn bundles_have_contexts_and_dlc_that_compute() {
     let Some(built) = QnnBundle::new() else { return };
@@ -107,7 +108,7 @@ fn bundles_have_contexts_and_dlc_that_compute() {
     assert!(functions.len() > groups.len(), "no group has two sizes: {report}");
     assert!(of.values().all(|packages| *packages == groups) && of.len() == 3, "{of:?}");
 
-    // Two builds give the same bytes, wherever they lie.
+    // Two builds give the same bytes, in whichever folders they are.
     built.build("elsewhere.moec");
     let [a, b] = ["a.moec", "elsewhere.moec"].map(|name| files(&built.case.path(name).join("artifacts")));
     let ends = |end: &str| a.keys().filter(|path| path.to_string_lossy().ends_with(end)).count();
@@ -205,7 +206,8 @@ fn artifacts_that_do_not_fit_are_refused() {
     assert_eq!(report["verdict"], "right");
 }
 
-/// Without the library, or with half of it, everything else is built and verified, and what is missing is said in a line.
+/// Without the library, or with half of it, everything else is built and verified, and what is missing is
+/// said in a line.
 #[test]
 fn what_is_missing_is_said_and_builds_do_not_fail() {
     let case = Case::of("ferris-relu", 64, "[experts]\ngroup = 24\n");

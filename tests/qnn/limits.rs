@@ -5,8 +5,8 @@ use crate::support::ok;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// A head in 4 bits, with one row of sixteen in 8: 320 rows of 64 channels are 10880 bytes. A third of the rows would be
-/// 3648 bytes with what aligns its two matrices, which is more than the limit.
+/// A head in 4 bits, with one row of sixteen in 8: 320 rows of 64 channels are 10880 bytes. A third of the
+/// rows would be 3648 bytes with what aligns its two matrices, which is more than the limit.
 #[test]
 fn parts_of_a_head_are_below_the_limit() {
     const LIMIT: u64 = 3627;

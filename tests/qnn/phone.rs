@@ -1,5 +1,5 @@
-//! A phone's `run`, executed in an emulator of its CPU: what is the CPU's computes what it does elsewhere, and graphs go to a
-//! library that stands in for QNN's.
+//! A phone's `run`, executed in an emulator of its CPU: what is the CPU's computes what it does elsewhere,
+//! and graphs go to a library that stands in for QNN's.
 
 #[path = "../../targets/qnn/unit/tests/fake/mod.rs"]
 mod fake;
@@ -49,8 +49,8 @@ fn run(cross: &Cross, bundle: &Path) -> Command {
     command
 }
 
-/// Every graph is found in its context and executed after it, in the order of the steps; a bundle without the library, or without a
-/// context, says so.
+/// Every graph is found in its context and executed after it, in the order of the steps; a bundle without the
+/// library, or without a context, says so.
 #[test]
 fn run_executes_contexts_in_its_own_process() {
     let Some(cross) = cross() else { return };
@@ -141,7 +141,8 @@ impl Graphs for Recorder {
     }
 }
 
-/// Before the first step of a call of another entry point its graphs are named, in the order in which its steps run them.
+/// Before the first step of a call of another entry point its graphs are named, in the order in which its
+/// steps run them.
 #[test]
 fn a_call_of_another_size_names_its_graphs_first() {
     let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");

@@ -8,18 +8,20 @@ use std::path::{Path, PathBuf};
 
 /// Puts what `moec build TOML ARGS` makes at `bundle`: a copy, which the test may change.
 ///
-/// Equal files of a model that lies in the tree are built once for every moec, by the first test that needs them, in cargo's folder for what tests
-/// leave. Tests of building itself have no use for this.
+/// Equal files of a model in the tree are built once for every moec, by the first test that needs
+/// them, in cargo's folder for what tests leave. Tests of building itself have no use for this.
 pub fn built(toml: &Path, args: &[&str], bundle: &Path) {
     shared("build", toml, &[args, &["--no-run"]].concat(), bundle);
 }
 
-/// Puts the profile that `moec calibrate TOML ARGS` records with one thread at `profile`, recorded once as [`built`] builds once.
+/// Puts the profile that `moec calibrate TOML ARGS` records with one thread at `profile`, recorded once as
+/// [`built`] builds once.
 pub fn recorded(toml: &Path, args: &[&str], profile: &Path) {
     shared("calibrate", toml, args, profile);
 }
 
-/// Puts what a subcommand makes of a `model.toml` at `to`. It is made once for equal files whose model lies in the tree.
+/// Puts what a subcommand makes of a `model.toml` at `to`. It is made once for equal files whose model lies
+/// in the tree.
 fn shared(subcommand: &str, toml: &Path, args: &[&str], to: &Path) {
     let make = |toml: &Path, to: &Path| {
         let mut command = moec();
@@ -53,8 +55,8 @@ fn shared(subcommand: &str, toml: &Path, args: &[&str], to: &Path) {
     }
 }
 
-/// A cache folder below `folder` that has nothing of others but the object code of kernels, which all share: what is found is what
-/// LLVM would write.
+/// A cache folder below `folder` that has nothing of others but the object code of kernels, which all share:
+/// what is found is what LLVM would write.
 pub fn cache(folder: &Path) -> PathBuf {
     let cache = folder.join("cache");
     if !cache.exists() {

@@ -1,4 +1,5 @@
-//! A control group of the kernel that counts the memory of what runs in it, pages of files included: version 1 or 2.
+//! A control group of the kernel that counts the memory of what runs in it, pages of files included: version
+//! 1 or 2.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -62,7 +63,7 @@ impl Group {
     /// A group whose processes may have `limit` bytes together.
     ///
     /// # Errors
-    /// What keeps groups from being made here: usually rights.
+    /// Groups cannot be made here: usually for want of rights.
     pub fn new(name: &str, limit: Option<u64>) -> Result<Self> {
         let (parent, version) = hierarchy()?;
         let path = parent.join(format!("moec-{name}-{}", std::process::id()));

@@ -30,8 +30,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// Folder with the programs and the part of the tree that the tests need, on a machine that has neither cargo nor the tree
-/// (`cargo xtask gpu-check --pack`).
+/// Folder with the programs and the part of the tree that the tests need, on a machine that has neither cargo
+/// nor the tree (`cargo xtask gpu-check --pack`).
 fn packed() -> Option<PathBuf> {
     std::env::var_os("MOEC_PACKED").map(PathBuf::from)
 }
@@ -78,8 +78,8 @@ pub fn moec() -> Command {
     clean(Command::new(program()))
 }
 
-/// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than those that users get: that takes
-/// half of the time, and changes no number.
+/// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than those
+/// that users get: that takes half of the time, and changes no number.
 pub fn clean(mut command: Command) -> Command {
     command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS");
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
@@ -265,7 +265,8 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     out
 }
 
-/// Paths where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it has not.
+/// Paths where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it
+/// has not.
 pub fn coreml() -> Option<[(&'static str, PathBuf); 2]> {
     let cache = moec_base::cache_dir::path().expect("there is a cache folder");
     COREML.of(moec_coreml::helper::Helper::find(&cache))?;

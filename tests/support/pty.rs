@@ -5,7 +5,8 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Runs a command whose stderr is a terminal of 120 columns. Gives how it ended, and every byte that came there.
+/// Runs a command whose stderr is a terminal of 120 columns. Gives how it ended, and every byte that came
+/// there.
 pub fn on_terminal(command: &mut Command) -> (ExitStatus, String) {
     let (mut ours, mut theirs) = (0, 0);
     let mut size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };

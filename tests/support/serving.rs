@@ -6,7 +6,8 @@ use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{Decoder, Engine, Options, Program, Sampler, Sampling};
 use std::collections::BTreeMap;
 
-/// Runs `body` on an engine of the bundle with one thread, its plan changed by `change`. Results do not depend on the threads.
+/// Runs `body` on an engine of the bundle with one thread, its plan changed by `change`. Results do not
+/// depend on the threads.
 pub fn with_plan<T>(
     bundle: &Bundle,
     change: impl FnOnce(&mut Plan),
@@ -30,7 +31,8 @@ pub fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) 
 pub struct Answer {
     /// Tokens of the prompt that were taken over.
     pub shared: usize,
-    /// Tokens of the prompt that a slot had, and that were read again with it, or with those submitted together with it.
+    /// Tokens of the prompt that a slot had, and that were read again with it, or with those submitted
+    /// together with it.
     pub reread: u64,
     /// Tokens made.
     pub ids: Vec<u32>,
@@ -38,7 +40,8 @@ pub struct Answer {
     pub likely: Vec<f64>,
 }
 
-/// Greedy answers of `n` tokens to prompts, of which `together` at a time are submitted to one scheduler and run to their ends.
+/// Greedy answers of `n` tokens to prompts, of which `together` at a time are submitted to one scheduler and
+/// run to their ends.
 pub fn served(
     engine: &mut Engine<'_>,
     setting: &Setting,

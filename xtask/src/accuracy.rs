@@ -1,9 +1,9 @@
-//! `cargo xtask accuracy`: what numbers of few bits cost on text, on the CPU and in networks for Hexagon (PowerInfer-2, §7.6
-//! with Table 7, in kind).
+//! `cargo xtask accuracy`: what numbers of few bits cost on text, on the CPU and in networks for Hexagon
+//! (PowerInfer-2, §7.6 with Table 7, in kind).
 //!
-//! The model of golden/models/ferris-relu is calibrated and built with its experts in every format; what it makes of text
-//! that calibration has not read is measured, networks emulated. A second table is of weights alone. Both go into
-//! docs/qnn-networks.md.
+//! The model of golden/models/ferris-relu is calibrated and built with its experts in every format. Each
+//! build is measured on text that calibration has not read, networks emulated. A second table is of weights
+//! alone. Both go into docs/qnn-networks.md.
 
 use crate::papers;
 use crate::quality::{into_page, number};
@@ -22,7 +22,8 @@ const FOLDER: &str = "target/accuracy";
 /// Tokens that are measured: windows, and tokens of each.
 const WINDOWS: [&str; 2] = ["8", "512"];
 
-/// Formats of the experts: name, what `model.toml` says, whether networks have it, and what the paper has in its place.
+/// Formats of the experts: name, what `model.toml` says, whether networks have it, and what the paper has in
+/// its place.
 const FORMATS: &[(&str, &str, bool, &str)] = &[
     ("as stored (bf16)", "bf16", false, "–"),
     ("INT8", "q8", true, "–"),

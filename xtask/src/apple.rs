@@ -1,7 +1,7 @@
 //! `cargo xtask check-apple`: compiles for macOS, without linking, what ships there.
 //!
-//! No Mac is needed: the bindings to Apple's frameworks are Rust, and type-checking links nothing. What is missing for it is
-//! the standard library of macOS: rustup has it, and cargo can build it from source.
+//! No Mac is needed: the bindings to Apple's frameworks are Rust, and type-checking links nothing. What is
+//! missing for it is the standard library of macOS: rustup has it, and cargo can build it from source.
 
 use crate::debian;
 use crate::rust::Rustc;
@@ -31,11 +31,11 @@ pub(crate) fn run() -> Result<(), Failed> {
     check(&route)
 }
 
-/// Checks, if cargo's own compiler can do it: then most of what it takes is compiled already. To build a standard library
-/// first takes minutes, which is a command of its own.
+/// Checks, if cargo's own compiler can do it: then most of what it takes is compiled already. To build a
+/// standard library first takes minutes, which is a command of its own.
 ///
 /// # Errors
-/// What does not compile. Gives what was skipped, with what does it.
+/// Fails if something does not compile. Gives the skipped checks, each with its remedy.
 pub(crate) fn if_quick() -> Result<Option<String>, Failed> {
     match Route::of(Rustc::Own) {
         Some(route) if !route.build => check(&route).map(|()| None),
@@ -82,7 +82,7 @@ impl Route {
 
     /// The command that checks.
     fn command(&self) -> Command {
-        // Where the whole tree is compiled with the same compiler, its build scripts and macros serve here, too.
+        // If the whole tree is compiled with the same compiler, its build scripts and macros serve here, too.
         let own = self.rustc == Rustc::Own && !self.build;
         let lints = own && output(cargo("clippy", None).arg("--version")).is_some();
         let subcommand = if lints { "clippy" } else { "check" };

@@ -1,4 +1,5 @@
-//! Static archives of the libraries that LLVM requests, so that a program which is handed out needs none of them where it runs.
+//! Static archives of the libraries that LLVM requests, so that a program which is handed out needs none of
+//! them where it runs.
 
 use crate::apt;
 use crate::llvm::Llvm;
@@ -18,11 +19,12 @@ const ARCHIVES: [(&str, &str, &str); 5] = [
     ("ffi", "libffi.a", "libffi-dev"),
 ];
 
-/// Variable with the folder where the binding to LLVM has the linker look before all of the operating system's folders.
+/// Variable with the folder where the binding to LLVM has the linker look before all of the operating
+/// system's folders.
 pub(crate) const VARIABLE: &str = "LLVM_SYS_SYSTEM_LIBRARY_DIRS";
 
-/// A folder with these archives and no shared library, which a linker takes what it is requested from if it looks there first.
-/// What is missing of them and of LLVM's own is installed on Debian and Ubuntu, by root.
+/// A folder with these archives and no shared library: a linker that looks there first links statically.
+/// Missing archives, and those of LLVM itself, are installed on Debian and Ubuntu, by root.
 pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
     let missing = ARCHIVES.iter().filter(|(_, archive, _)| find(archive).is_none());
     let (mut names, mut packages): (Vec<String>, Vec<String>) =
@@ -50,7 +52,7 @@ pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
     Ok(folder)
 }
 
-/// One archive of LLVM's, and those of the libraries that it requests.
+/// One archive of LLVM's, and those of the libraries that it requires.
 pub(crate) fn files(llvm: &Llvm) -> Result<Vec<PathBuf>, Failed> {
     let own = std::iter::once(Ok(llvm.prefix.join("lib/libLLVMCore.a")));
     own.chain(ARCHIVES.iter().map(|(_, archive, package)| place(archive, package))).collect()
@@ -63,7 +65,7 @@ fn place(archive: &str, package: &str) -> Result<PathBuf, Failed> {
 
 /// Path where the C compiler's linker finds an archive.
 fn find(archive: &str) -> Option<PathBuf> {
-    // The compiler gives back the name alone where there is none.
+    // The compiler gives back the bare name if it has no such file.
     let said = PathBuf::from(output(program("cc").arg(format!("-print-file-name={archive}")))?);
     said.is_absolute().then(|| said.canonicalize().ok()).flatten()
 }

@@ -1,8 +1,9 @@
-//! `cargo xtask bench-build`: what packing costs, beside copying the same files, as a table and as `bench/build.json`.
+//! `cargo xtask bench-build`: what packing costs, beside copying the same files, as a table and as
+//! `bench/build.json`.
 //!
-//! Two layers of OLMoE-1B-7B's shapes with random weights, 2.1 GB of bf16, are packed in every format and copied, by turns.
-//! Both end when their bytes are on the disk. Where this user may drop the operating system's caches, every turn is done once more
-//! with the checkpoint on the disk alone.
+//! Two layers of OLMoE-1B-7B's shapes with random weights, 2.1 GB of bf16, are packed in every format and
+//! copied, by turns. Both end when their bytes are on the disk. Where this user may drop the operating
+//! system's caches, every turn is done once more with the checkpoint on the disk alone.
 
 use crate::quality::number;
 use crate::setup;

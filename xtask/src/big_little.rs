@@ -1,8 +1,9 @@
-//! `cargo xtask big-little`: what big-little decoding costs in quality and gains in speed, as a table (MoBiLE, Table III).
+//! `cargo xtask big-little`: what big-little decoding costs in quality and gains in speed, as a table
+//! (MoBiLE, Table III).
 //!
-//! The model of golden/models/ferris is built with little entry points. For each γ the perplexity of a text, read token by
-//! token, and the questions are measured, then the speed of generating after pieces of that text. The table goes to stdout
-//! and into docs/benchmarks.md.
+//! The model of golden/models/ferris is built with little entry points. For each γ it measures the perplexity
+//! of a text, read token by token, and the questions. Then it measures the speed of generating after pieces
+//! of that text. The table goes to stdout and into docs/benchmarks.md.
 
 use crate::quality::{BENCHMARKS, into_page, number};
 use crate::setup;
@@ -56,7 +57,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     );
     let toml = folder.join("model.toml");
     let bundles = ["memory", "disk"].map(|storage| folder.join(format!("{storage}.moec")));
-    // The routing of the calibration text decides who stays in memory.
+    // The routing of the calibration text decides which experts stay in memory.
     for (bundle, budget) in bundles.iter().zip(["", BUDGET]) {
         fs::write(&toml, format!("{config}[memory]\nbudget = \"{budget}\"\n")).map_err(failed)?;
         let mut build = program(&moec);

@@ -1,7 +1,8 @@
 //! `cargo xtask book`: the pages of the project as a book, by mdBook.
 //!
-//! mdBook reads one folder, and the pages are in `docs/` and at the root. So they are copied below `target/book/src` under their own
-//! paths, in the order of `docs/SUMMARY.md`. A link to anything else in the tree becomes plain text there.
+//! mdBook reads one folder, and the pages are in `docs/` and at the root. So they are copied below
+//! `target/book/src` under their own paths, in the order of `docs/SUMMARY.md`. A link to anything else in the
+//! tree becomes plain text there.
 
 use crate::shell::{Failed, cache_dir, cargo, output, program, root, run as finish, shown, stage};
 use std::collections::BTreeSet;
@@ -9,7 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The version that is installed where there is none.
+/// The version that is installed if mdBook is missing.
 const VERSION: &str = "0.5.4";
 /// The list of pages, and the folder that its links start from.
 const SUMMARY: &str = "docs/SUMMARY.md";

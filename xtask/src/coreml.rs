@@ -1,7 +1,8 @@
 //! `cargo xtask coreml`: what Core ML packages are written with.
 //!
-//! coremltools is Python, and runs on Linux as well as on a Mac. It goes into a virtual environment in moec's cache
-//! folder, and beside it the helper that embeds it (`targets/coreml/helper`). moec itself links neither.
+//! coremltools is Python, and runs on Linux as well as on a Mac. It goes into a virtual environment in moec's
+//! cache folder, and beside it the helper that embeds it (`targets/coreml/helper`). moec itself links
+//! neither.
 
 use crate::apt;
 use crate::shell::{self, Failed, cache_dir, cargo, output, program, shown, stage, target_dir};
@@ -15,8 +16,8 @@ const PACKAGES: [&str; 2] = ["python3-dev", "python3-venv"];
 const MANIFEST: &str = "targets/coreml/helper/Cargo.toml";
 const HELPER: &str = "moec-coreml";
 
-/// Gives the version, whether it is one that coremltools has wheels for and `venv` works, and the folder of
-/// its shared library, if that can be linked.
+/// Gives the version, whether coremltools has wheels for it and `venv` works, and the folder of its shared
+/// library, if that can be linked.
 const PROBE: &str = "
 import ensurepip, os, sys, sysconfig
 folder, name = sysconfig.get_config_var('LIBDIR'), sysconfig.get_config_var('LDLIBRARY')
@@ -59,7 +60,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 }
 
 impl Python {
-    /// The operating system's own comes first: its library stands where the loader looks.
+    /// The operating system's own comes first: its library is where the loader looks.
     fn find() -> Option<Self> {
         let names = ["/usr/bin/python3", "python3", "python3.13", "python3.12", "python3.11", "python3.10"];
         names.iter().find_map(|name| {
@@ -98,7 +99,7 @@ fn environment(python: &Python, venv: &Path) -> Result<(), Failed> {
 /// Builds the helper and puts it beside the environment.
 fn build(python: &Python, home: &Path) -> Result<PathBuf, Failed> {
     stage("Building", HELPER);
-    // A folder of its own: it is no part of the workspace.
+    // A folder of its own: it is not part of the workspace.
     let target = target_dir().join(HELPER);
     let mut command = cargo("build", None);
     command.args(["--release", "--locked", "--quiet", "--manifest-path", MANIFEST]);

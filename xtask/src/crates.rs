@@ -51,7 +51,8 @@ fn arrows() -> Result<Arrows, Failed> {
     Ok(read(&said))
 }
 
-/// Parses the output of `cargo tree --depth 1 --prefix depth`: `0` before each crate, `1` before what it depends on.
+/// Parses the output of `cargo tree --depth 1 --prefix depth`: `0` before each crate, `1` before what it
+/// depends on.
 fn read(said: &str) -> Arrows {
     let mut all = Arrows::new();
     let mut of = None;

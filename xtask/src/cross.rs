@@ -1,7 +1,7 @@
 //! Tools that link and run AArch64 code on x86-64 Linux, so that it is tested there.
 //!
-//! Nothing of the operating system's Rust is replaced: where rustup cannot give the standard library, Debian's compiler and
-//! library are unpacked into moec's cache folder, where moec looks for them.
+//! Nothing of the operating system's Rust is replaced. If rustup cannot provide the standard library,
+//! Debian's compiler and library are unpacked into moec's cache folder, where moec looks for them.
 
 use crate::rust::Rustc;
 use crate::shell::{Failed, cache_dir, output, program, shown, stage};

@@ -1,8 +1,8 @@
-//! `cargo xtask cuda`: NVIDIA's assembler of PTX, which writes machine code beside the PTX of bundles, and with which tests check whether it takes the
-//! kernels that moec writes.
+//! `cargo xtask cuda`: NVIDIA's assembler of PTX. It writes machine code next to the PTX of bundles, and
+//! tests check with it that moec's kernels assemble.
 //!
-//! It comes in a package of PyPI and may not be given on, so that it goes into moec's cache folder, of the user who runs this.
-//! Bundles are whole without it: drivers assemble PTX by themselves.
+//! It is a package of PyPI that may not be redistributed, so it is installed into the cache folder of the
+//! user who runs this. Bundles are complete without it: drivers assemble PTX themselves.
 
 use crate::shell::{self, Failed, cache_dir, output, program, stage};
 use std::fs;

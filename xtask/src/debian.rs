@@ -1,7 +1,8 @@
-//! Debian's Rust, unpacked beside the operating system's.
+//! Debian's Rust, unpacked without touching the operating system's.
 //!
-//! Debian's `rustc-web` follows new releases for the sake of its browsers, and is packaged for other architectures and as
-//! source. Package lists are kept apart from the operating system's, so unpacking takes no root.
+//! Debian's `rustc-web` follows new releases for the sake of its browsers, and is packaged for other
+//! architectures and as source. Package lists are kept apart from the operating system's, so unpacking takes
+//! no root.
 
 use crate::shell::{self, Failed, output, program};
 use std::fs;

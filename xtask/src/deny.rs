@@ -1,9 +1,10 @@
-//! `cargo xtask deny`: licences, sources, bans and advisories of all crates, by cargo-deny as `deny.toml` says.
+//! `cargo xtask deny`: licences, sources, bans and advisories of all crates, by cargo-deny as `deny.toml`
+//! says.
 
 use crate::shell::{Failed, cache_dir, output, program, root, run as finish, stage};
 use std::ffi::OsString;
 
-/// The version that is installed where there is none.
+/// The version that is installed if cargo-deny is missing.
 const VERSION: &str = "0.20.2";
 /// Workspaces with a lock file of their own.
 const WORKSPACES: [&str; 3] = ["Cargo.toml", "fuzz/Cargo.toml", "targets/coreml/helper/Cargo.toml"];
@@ -64,7 +65,8 @@ mod tests {
         list.split('"').skip(1).step_by(2).collect()
     }
 
-    /// Whether an expression of licences is met. `AND` binds more closely than `OR`, and no manifest here nests deeper than `(a OR b) AND c`.
+    /// Whether an expression of licences is met. `AND` binds more closely than `OR`, and manifests here do
+    /// not nest deeper than `(a OR b) AND c`.
     fn met(licence: &str, allowed: &[&str]) -> bool {
         let any = |text: &str| {
             text.replace('/', " OR ").split(" OR ").any(|one| {
@@ -74,7 +76,8 @@ mod tests {
         if licence.starts_with('(') { licence.split(" AND ").all(any) } else { any(licence) }
     }
 
-    /// Licences that `cargo xtask deny` checks of all targets, and in the other workspaces, are checked here without cargo-deny for this machine's crates.
+    /// Licences that `cargo xtask deny` checks of all targets, and in the other workspaces, are checked here
+    /// without cargo-deny for this machine's crates.
     #[test]
     fn licences_of_all_crates_are_allowed() {
         let text = fs::read_to_string(root().join("deny.toml")).unwrap();

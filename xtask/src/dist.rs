@@ -1,7 +1,9 @@
-//! `cargo xtask dist`: moec as a tarball and as a Debian package, with manual pages, completions and checksums.
+//! `cargo xtask dist`: moec as a tarball and as a Debian package, with manual pages, completions and
+//! checksums.
 //!
-//! Both are the same bytes for the same program: names in order, one time for all files (`SOURCE_DATE_EPOCH`, else that of the last
-//! commit), no owner. What was packed is unpacked into a folder of its own and has to pass `moec self-test` there.
+//! Both are the same bytes for the same program: names in order, one time for all files (`SOURCE_DATE_EPOCH`,
+//! else that of the last commit), no owner. What was packed is unpacked into a folder of its own and has to
+//! pass `moec self-test` there.
 
 use crate::archives;
 use crate::llvm::Llvm;
@@ -100,7 +102,7 @@ fn absolute(path: &str) -> Result<PathBuf, Failed> {
     std::path::absolute(path).map_err(|e| failed("find", Path::new(path), &e))
 }
 
-/// Builds moec for release, with LLVM and what that requests as a part of it.
+/// Builds moec for release, with LLVM and its dependencies linked in.
 fn built() -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
     let archives = archives::folder(&llvm)?;
@@ -159,7 +161,8 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
 /// The licence of the grids of GGUF's types.
 const GGML: &str = include_str!("../../gguf/LICENSE-ggml");
 
-/// Licences of the crates in the program, of what it has from ggml, and, where LLVM is a part of it, of LLVM and what that requests.
+/// Licences of the crates in the program, of its code from ggml, and, if LLVM is linked in, of LLVM and its
+/// dependencies.
 fn licences(needs: &Needs) -> Result<String, Failed> {
     let mut crates = notices::text(&notices::linked(&["moec"], &[])?)?;
     crates += &notices::section("ggml, grids of GGUF's types", GGML);
@@ -217,7 +220,8 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
             .any(|own| own == name)
             .then(|| place.split(' ').next().unwrap_or_default().to_owned())
     });
-    // dpkg knows a file by the path that its package gives it: with the folder resolved, its own name as it is.
+    // dpkg knows a file by the path that its package gives it: with the folder resolved, its own name as it
+    // is.
     let owner = |path: String| {
         let path = Path::new(&path);
         let folder = path.parent()?.canonicalize().ok()?;
@@ -234,7 +238,7 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
     Ok(Needs { packages: places.filter_map(owner).map(bounded).collect(), libraries })
 }
 
-/// The newest version of glibc whose symbols a program requests, of what `objdump -p` says of it.
+/// The newest version of glibc whose symbols a program requires, from the output of `objdump -p`.
 fn glibc(listed: &str) -> Option<(u32, u32)> {
     let asked = listed.lines().filter_map(|line| line.rsplit_once(" GLIBC_")?.1.split_once('.'));
     asked
@@ -290,7 +294,7 @@ fn try_out(tarball: &Path, folder: &Path) -> Result<(), Failed> {
     let parent = folder.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(|e| failed("create", parent, &e))?;
     done(program("tar").arg("-xzf").arg(tarball).arg("-C").arg(parent))?;
-    // From its own folder, without this tree's: what it needs it has, or the operating system.
+    // Runs in its own folder, without this tree's: it may need only its own files and the operating system's.
     let mut moec = Command::new(folder.join("bin/moec"));
     shell::run(moec.arg("self-test").current_dir(folder))
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask fault-injection`: damaged checkpoints and bundles by the thousand, by way of the test that runs a hundred of them
-//! (`tests/fault_injection.rs`, which says what must hold).
+//! `cargo xtask fault-injection`: damaged checkpoints and bundles by the thousand. It uses the test that runs
+//! a hundred of them (`tests/fault_injection.rs`, which lists the requirements).
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, shown, stage};
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     }
     let values = values(args)?;
     let llvm = setup::run()?;
-    // The usual profile: the damage is met in code that reads files, and what it compiles is as fast in either.
+    // The usual profile: code that reads files meets the damage, and compiled kernels are as fast in either.
     let mut test = cargo("test", Some(&llvm));
     test.args([
         "--locked",

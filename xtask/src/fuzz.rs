@@ -1,5 +1,6 @@
-//! `cargo xtask fuzz`: the targets of `fuzz/`, with the compiler that builds everything else. Coverage is LLVM's own pass, which a
-//! stable rustc accepts; the sanitizers, which it does not, would find wrong uses of memory alone.
+//! `cargo xtask fuzz`: the targets of `fuzz/`, with the compiler that builds everything else. Coverage is
+//! LLVM's own pass, which a stable rustc accepts; the sanitizers, which it does not, would find wrong uses of
+//! memory alone.
 
 use crate::shell::{self, Failed, root, stage, target_dir};
 use crate::{llvm::Llvm, setup};

@@ -9,11 +9,11 @@
 //! | report | `moec self-test --report`: a trained model on the CPU and the GPU |
 //! | shares | the models with a quarter, a half and three quarters of the experts in the GPU's memory, the others with the CPU |
 //!
-//! Parts run in this order, each within a time limit. One that fails does not keep the next from running. What they print goes into a
-//! report beside the build.
+//! Parts run in this order, each within a time limit. One that fails does not keep the next from running.
+//! What they print goes into a report beside the build.
 //!
-//! A machine with a GPU may have neither Rust nor this tree: `--pack` writes an archive with the programs and checkpoints that the
-//! parts need, and a script `check` that runs them there by `--packed`.
+//! A machine with a GPU may have neither Rust nor this tree: `--pack` writes an archive with the programs and
+//! checkpoints that the parts need, and a script `check` that runs them there by `--packed`.
 
 use crate::llvm::Llvm;
 use crate::setup;
@@ -71,7 +71,7 @@ mod seconds {
     pub(super) const BUILD: u64 = 120;
     pub(super) const BENCH: u64 = 60;
     pub(super) const REPORT: u64 = 180;
-    /// After which a part that was asked to end is killed.
+    /// Time after which a part that was told to end is killed.
     pub(super) const GRACE: u64 = 5;
 }
 
@@ -174,7 +174,8 @@ struct Report {
 }
 
 impl Report {
-    /// Runs a command for at most `limit` seconds and writes down what it prints. Returns whether it succeeded.
+    /// Runs a command for at most `limit` seconds and writes down what it prints. Returns whether it
+    /// succeeded.
     fn part(&mut self, name: &str, limit: u64, command: &Command) -> bool {
         let left = self.end.map_or(u64::MAX, |end| end.saturating_duration_since(Instant::now()).as_secs());
         if left == 0 {
@@ -201,7 +202,8 @@ impl Report {
             stage("Failed", name);
             self.failed.push(name.to_owned());
         }
-        // A user who ends this has what was found by then; at the end a file that cannot be written is an error.
+        // If a user stops this, the log has all results up to then; at the end a file that cannot be written
+        // is an error.
         let _ = self.save();
         passed
     }
@@ -218,7 +220,7 @@ impl Report {
     }
 }
 
-/// A command that is ended after so many seconds, with the processes that it started.
+/// A command that is ended after this many seconds, with the processes that it started.
 fn limited(command: &Command, seconds: u64) -> Command {
     let mut limited = Command::new("timeout");
     limited.arg(format!("--kill-after={}", seconds::GRACE)).arg(seconds.to_string());

@@ -1,8 +1,9 @@
 //! `cargo xtask hit-rates`: how often an expert is in memory, by policy and size of the cache, as tables.
 //!
-//! Two models are read with text, and every policy is replayed on what their routers chose: the trained one of
-//! golden/models/ferris, and layers of OLMoE-1B-7B's shapes with random weights that choose as often as the real one does
-//! (golden/traces). The tables go to stdout and into docs/benchmarks.md.
+//! Two models read text, and every policy is replayed on the choices of their routers. One is the trained
+//! model of golden/models/ferris. The other has layers of OLMoE-1B-7B's shapes with random weights that
+//! choose experts as often as the real one does (golden/traces). The tables go to stdout and into
+//! docs/benchmarks.md.
 
 use crate::quality::{BENCHMARKS, into_page};
 use crate::setup;

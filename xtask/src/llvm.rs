@@ -88,8 +88,8 @@ impl Llvm {
         vec!["--no-default-features".into(), "--features".into(), features]
     }
 
-    /// Variable by which the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand
-    /// shares what was built.
+    /// Variable by which the binding finds it. Nothing is set where nothing is needed, so that cargo called
+    /// by hand shares what was built.
     pub(crate) fn environment(&self) -> Option<(String, PathBuf)> {
         let variable = format!("LLVM_SYS_{}{}_PREFIX", self.major, self.minor);
         (!self.on_path).then(|| (variable, self.prefix.clone()))

@@ -1,8 +1,10 @@
-//! `cargo xtask bench-memory`: how fast a model runs by what memory is full of, with weights of its own and mapped ones.
+//! `cargo xtask bench-memory`: how fast a model runs by what memory is full of, with weights of its own and
+//! mapped ones.
 //!
-//! A model in the shapes of OLMoE, cut to four layers (3.6 GB in bf16), is built once and kept. Before every run memory is
-//! brought into its state anew, since each leaves something: mapped weights in the page cache, or memory that is free. The table goes to stdout, the
-//! figures to `bench/memory.json`. Nothing else should run meanwhile.
+//! A model in the shapes of OLMoE, cut to four layers (3.6 GB in bf16), is built once and kept. Before every
+//! run memory is brought into its state anew, since each leaves something: mapped weights in the page cache,
+//! or memory that is free. The table goes to stdout, the figures to `bench/memory.json`. Nothing else should
+//! run meanwhile.
 
 use crate::quality::number;
 use crate::setup;
@@ -64,7 +66,7 @@ struct MeasuredRun {
     first: f64,
     /// Bytes that a decoded token reads.
     bytes: f64,
-    /// Share of weights of its own that lies in huge pages.
+    /// Share of the weights in its own memory that is in huge pages.
     huge: Option<f64>,
 }
 
@@ -166,7 +168,7 @@ impl BenchFiles {
 
     /// Drops the weights, and what fills memory, from the page cache.
     fn evict(&self) -> Result<(), Failed> {
-        // What is not written out yet cannot be dropped.
+        // Pages that are not written out yet cannot be dropped.
         let _ = shell::output(&mut program("sync"));
         self.each_file(|file, _| forget(file))?;
         if self.other.exists() {
@@ -241,7 +243,7 @@ fn plain_read(moec: &Path) -> Result<f64, Failed> {
     said.ok_or_else(|| Failed::new(format!("`{}` does not say how fast memory is", shell::shown(&profile))))
 }
 
-/// The middle one; that is no number where any is none.
+/// The median; NaN without values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -40,7 +40,8 @@ pub(crate) struct Crate {
     pub(crate) licence: String,
 }
 
-/// The crates of others that are linked into a `run`: into the part that is precompiled, and into what drives units (`targets/*/unit`).
+/// The crates of others that are linked into a `run`: into the part that is precompiled, and into what drives
+/// units (`targets/*/unit`).
 fn linked_into_run() -> Result<Vec<Crate>, Failed> {
     let manifest = fs::read_to_string(root().join("Cargo.toml"))
         .map_err(|e| Failed::new(format!("`Cargo.toml` cannot be read: {e}")))?;
@@ -50,7 +51,8 @@ fn linked_into_run() -> Result<Vec<Crate>, Failed> {
     linked(&packages.collect::<Vec<_>>(), &TARGETS)
 }
 
-/// The crates of others that are linked into packages of the workspace, for targets, or for this machine where none is given.
+/// The crates of others that are linked into packages of the workspace, for targets, or for this machine
+/// where none is given.
 pub(crate) fn linked(packages: &[&str], targets: &[&str]) -> Result<Vec<Crate>, Failed> {
     tree(
         cargo("tree", None)

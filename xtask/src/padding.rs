@@ -1,6 +1,8 @@
-//! `cargo xtask padding`: what tiers, groups, coverage and sizes of static graphs cost, simulated, for docs/padding.md.
+//! `cargo xtask padding`: what tiers, groups, coverage and sizes of static graphs cost, simulated, for
+//! docs/padding.md.
 //!
-//! The model of golden/models/ferris with a profile of its calibration text, and published shapes with recorded routing.
+//! The model of golden/models/ferris with a profile of its calibration text, and published shapes with
+//! recorded routing.
 
 use crate::quality::into_page;
 use crate::shell::{self, Failed, program, root, stage};

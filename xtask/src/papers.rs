@@ -1,5 +1,5 @@
-//! `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe` and `mobile`: evaluations of five papers again, simulated; and the program
-//! that does it.
+//! `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe` and `mobile`: evaluations of five papers again,
+//! simulated; and the program that does it.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, root, stage};
@@ -35,8 +35,8 @@ pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     shell::run(shell::program(built_for(options)?).arg("npumoe").args(options))
 }
 
-/// Writes an evaluation beside ours, `docs/trimoe.md` for one, with its plots, or compares; `--quick` prints a page of a short
-/// run.
+/// Writes an evaluation beside ours, `docs/trimoe.md` for one, with its plots, or compares; `--quick` prints
+/// a page of a short run.
 pub(crate) fn page(paper: &str, options: &[String]) -> Result<(), Failed> {
     let mut command = shell::program(built_for(options)?);
     command.arg(paper).args(options);

@@ -1,7 +1,8 @@
-//! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec beside other engines on this machine.
+//! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec beside other engines on
+//! this machine.
 //!
-//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`), as the peers are; nothing of it is needed to
-//! build or to run a model.
+//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`), as the peers are;
+//! nothing of it is needed to build or to run a model.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, output, program, stage, target_dir};
@@ -14,7 +15,7 @@ pub(crate) const PEERS: &str = "bench/peers/main.py";
 pub(crate) const DISK: &str = "bench/disk/main.py";
 /// One that does not, whose gates leave zeros.
 pub(crate) const NEURONS: &str = "bench/disk/neurons.py";
-/// One that several clients ask.
+/// A comparison with several clients.
 pub(crate) const SERVE: &str = "bench/serve/main.py";
 
 /// Builds moec, then hands over to a script with the arguments of this command.
@@ -55,7 +56,7 @@ mod tests {
     use super::python;
     use crate::shell::{program, root};
 
-    /// Tests of what the scripts do themselves. They request no engine, no network and no moec.
+    /// Tests of the scripts' own code. They require no engine, no network and no moec.
     #[test]
     fn the_scripts_own_tests_pass() {
         let Some(python) = moec_testing::PYTHON.of(python()) else { return };

@@ -11,7 +11,8 @@ const GIVEN: &str = "MOEC_PREBUILT";
 
 static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Packages that are built with it: so crates have the features that all of moec requires of them, and serve both.
+/// Packages that are built with it: so crates have the features that all of moec requires of them, and serve
+/// both.
 const PACKAGES: [&str; 5] = ["moec-prebuilt", "moec-import", "moec-passes", "moec-cpu", "moec-codegen"];
 
 /// A build of them in `profile`, and of moec itself if `whole`.
@@ -27,8 +28,8 @@ pub(crate) fn build(profile: &str, llvm: &Llvm, whole: bool) -> Command {
     build
 }
 
-/// Compiles `prebuilt/` in `profile`, and has every later cargo embed that. By itself the build script would compile the runtime and all that
-/// it needs a second time, as it ships: optimised, and ended by panics.
+/// Compiles `prebuilt/` in `profile`, and has every later cargo embed that. By itself the build script would
+/// compile the runtime and all that it needs a second time, as it ships: optimised, and ended by panics.
 pub(crate) fn share(profile: &str, llvm: &Llvm) -> Result<(), Failed> {
     let folder = if profile == "dev" { "debug" } else { profile };
     let mut build = build(profile, llvm, false);

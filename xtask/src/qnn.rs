@@ -1,7 +1,8 @@
 //! `cargo xtask qnn`: QNN, Qualcomm's library for the Hexagon tensor processor, with its emulator.
 //!
-//! It comes in a package of PyPI and may not be given on, so that it goes into a virtual environment in moec's cache folder,
-//! for the user who runs this. Beside it goes onnxruntime, which executes what is written as ONNX. moec links neither.
+//! It is a package of PyPI that may not be redistributed, so it is installed into a virtual environment in
+//! moec's cache folder, for the user who runs this. onnxruntime, which executes the written ONNX models, goes
+//! there, too. moec links neither.
 
 use crate::apt;
 use crate::shell::{self, Failed, cache_dir, output, program, stage};

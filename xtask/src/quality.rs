@@ -1,8 +1,9 @@
 //! `cargo xtask quality`: what static capacities cost in quality, as a table (NPUMoE, Table 3).
 //!
-//! The models ferris and ferris-relu (golden/models) are calibrated and built for `m2-ultra` in several ways. Every build is measured on
-//! text and questions that calibration has not read, with its Neural Engine emulated. The table goes to stdout and into
-//! docs/benchmarks.md. What formats and roundings of weights cost is a second table, on stdout.
+//! The models ferris and ferris-relu (golden/models) are calibrated and built for `m2-ultra` in several ways.
+//! Every build is measured on text and questions that calibration has not read, with its Neural Engine
+//! emulated. The table goes to stdout and into docs/benchmarks.md. What formats and roundings of weights cost
+//! is a second table, on stdout.
 
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
@@ -21,7 +22,8 @@ pub(crate) const BENCHMARKS: &str = "docs/benchmarks.md";
 /// A build: its name, the target, what `model.toml` says besides.
 type Build = (&'static str, &'static str, &'static str);
 
-/// The models, by the folders of their checkpoints, and the builds of each. The first is the reference of the others.
+/// The models, by the folders of their checkpoints, and the builds of each. The first is the reference of the
+/// others.
 const MODELS: &[(&str, &[Build])] = &[
     (
         FERRIS,
@@ -51,7 +53,8 @@ struct Row {
     model: &'static str,
     name: &'static str,
     perplexity: f64,
-    /// Share of the (token, expert) pairs past a capacity that `moec explain` expects, where there are capacities.
+    /// Share of the (token, expert) pairs past a capacity that `moec explain` expects, where there are
+    /// capacities.
     expected: Option<f64>,
     /// Output of `moec eval`.
     said: String,
@@ -180,7 +183,7 @@ fn table(rows: &[Row]) -> String {
     out
 }
 
-/// Mean of all numbers after `"key":` in the output of moec; `None`: there is none.
+/// Mean of all numbers after `"key":` in the output of moec; `None` if there are none.
 fn mean(json: &str, key: &str) -> Option<f64> {
     let found: Vec<f64> =
         json.match_indices(&format!("\"{key}\":")).filter_map(|(at, _)| number(&json[at..], key)).collect();
@@ -231,7 +234,7 @@ mod tests {
         assert!(table.contains("| m | b | 0.20 % | 0.10 % | – | – | 10.1000 | +1.000 % | – |"), "{table}");
         // Each model has a reference of its own.
         assert!(table.contains("| n | b | – | – | – | – | 20.2000 | +1.000 % | – |"), "{table}");
-        // A word is no number.
+        // Strings are not counted as numbers.
         let layers = "{\"overflow\": \"prune\", \"layers\": [{\"overflow\": 0.01}, {\"overflow\": 0.03}]}";
         assert_eq!((mean(layers, "overflow"), mean(layers, "padding")), (Some(0.02), None));
     }

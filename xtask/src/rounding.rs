@@ -1,4 +1,5 @@
-//! Loss of quality by storing weights in fewer bits, by format and rounding: a table that `cargo xtask quality` prints.
+//! Loss of quality by storing weights in fewer bits, by format and rounding: a table that `cargo xtask
+//! quality` prints.
 
 use crate::quality::number;
 use crate::shell::{self, Failed, program, stage};
@@ -39,8 +40,8 @@ const BUILDS: &[(&str, &str, bool)] = &[
     ("`size = \"5 MiB\"`", "size = \"5 MiB\"\n", true),
 ];
 
-/// Builds a model of the checkpoint in `source` in every way, with the profile where it is wanted, and measures it on
-/// `held_out`; `text` is what the profile was taken on. Gives the rows as Markdown.
+/// Builds a model of the checkpoint in `source` in every variant, with the profile if it is required, and
+/// measures it on `held_out`. `text` is the text of the profile. Gives the rows as Markdown.
 pub(crate) fn table(
     moec: &Path,
     folder: &Path,

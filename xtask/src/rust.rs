@@ -11,7 +11,7 @@ const OLDEST: (u32, u32) = (1, 95);
 pub(crate) enum Rustc {
     /// Cargo's own.
     Own,
-    /// That of another toolchain of rustup's.
+    /// The compiler of another toolchain of rustup's.
     Rustup(String),
     /// A program.
     At(PathBuf),

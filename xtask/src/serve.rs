@@ -1,7 +1,8 @@
-//! `cargo xtask stress-serve`, `hostile-requests` and `bench-serve`: `run serve` under clients that come and go, under hostile ones, and
-//! beside llama.cpp's server.
+//! `cargo xtask stress-serve`, `hostile-requests` and `bench-serve`: `run serve` under clients that come and
+//! go, under hostile ones, and compared with llama.cpp's server.
 //!
-//! Who asks is Rust, examples of `moec-testing`: beside the server, on the same cores, clients had better cost little.
+//! The clients are Rust programs, examples of `moec-testing`: they share the server's cores, so they must
+//! cost little.
 
 use crate::peers;
 use crate::setup;
@@ -52,7 +53,8 @@ pub(crate) fn stress(args: &[String]) -> Result<(), Failed> {
     shell::run(&mut stress)
 }
 
-/// Requests, files and clients that are meant to do harm: all cases, or those whose names have one of the words.
+/// Requests, files and clients that are meant to do harm: all cases, or those whose names have one of the
+/// words.
 pub(crate) fn hostile(words: &[String]) -> Result<(), Failed> {
     if words.iter().any(|word| word == "--help" || word == "-h") {
         stage("Usage", "cargo xtask hostile-requests [PART-OF-A-NAME]…");

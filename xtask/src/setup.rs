@@ -6,7 +6,8 @@ use crate::shell::{self, Failed, cargo, output, program, shown, stage};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Finds LLVM and a C compiler with a C++ library. Where one is missing it is installed on Debian and Ubuntu, by root.
+/// Finds LLVM and a C compiler with a C++ library. Where one is missing it is installed on Debian and Ubuntu,
+/// by root.
 pub(crate) fn run() -> Result<Llvm, Failed> {
     let (llvm, cc) = (Llvm::find(), has_cc());
     let llvm = match llvm {
@@ -41,7 +42,7 @@ pub(crate) fn install() -> Result<(), Failed> {
     shell::run(&mut install)
 }
 
-/// Whether there is a C compiler, on Linux with the C++ library, which LLVM's code is linked with.
+/// Whether there is a C compiler; on Linux with the C++ library that LLVM's code is linked with.
 fn has_cc() -> bool {
     const LIBRARY: &str = "libstdc++.so";
     // A compiler that has no such file gives the name back.

@@ -1,7 +1,7 @@
 //! `cargo xtask coreml-shapes`: Core ML packages of models in real shapes, with random weights, as a table.
 //!
-//! Every matrix lives on the Neural Engine. The router is random, so a short text is enough to calibrate on; its tokenizer
-//! is the demo model's. The table goes to stdout and into docs/benchmarks.md.
+//! Every matrix lives on the Neural Engine. The router is random, so a short text is enough to calibrate on;
+//! its tokenizer is the demo model's. The table goes to stdout and into docs/benchmarks.md.
 
 use crate::quality::{BENCHMARKS, into_page, number};
 use crate::setup;

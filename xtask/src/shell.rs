@@ -35,7 +35,7 @@ impl fmt::Display for Failed {
 
 /// The root of the tree.
 pub(crate) fn root() -> PathBuf {
-    // `cargo run` says where the package lies now; the program may have been built elsewhere.
+    // `cargo run` gives the present folder of the package; the program may have been built elsewhere.
     let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
     Path::new(&package).parent().unwrap_or(Path::new(".")).to_owned()
 }

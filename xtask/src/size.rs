@@ -1,7 +1,7 @@
 //! `cargo xtask size`: non-blank lines of what is written by hand, by crate, held against `size.txt`.
 //!
-//! A row that grows past `size.txt` fails: a change that means it writes the new number there, with the reason for it. There is no
-//! total to reach.
+//! A row that grows past `size.txt` fails: a change that is meant to grow it writes the new number there,
+//! with the reason for it. There is no total to reach.
 
 use crate::shell::{Failed, root};
 use std::collections::BTreeMap;
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn no_crate_grows_without_a_reason() {
-        // A source package is no checkout, and has no tracked files.
+        // A source package is not a checkout, and has no tracked files.
         if !root().join(".git").exists() {
             return;
         }

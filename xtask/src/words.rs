@@ -1,7 +1,8 @@
 //! `cargo xtask words`: phrases that have a plainer word, and docstrings that begin with a question word.
 //!
-//! Phrases are sought in comments, messages and pages, not in code: [`TABLE`] says what to write. None may be left. Docstrings that
-//! begin with a word of [`QUESTIONS`] are counted by crate and held against `words.txt`, whose rows may only fall.
+//! Phrases are sought in comments, messages and pages, not in code: [`TABLE`] says what to write. None may be
+//! left. Docstrings that begin with a word of [`QUESTIONS`] are counted by crate and held against
+//! `words.txt`, whose rows may only fall.
 
 use crate::shell::{Failed, root};
 use crate::size;
@@ -140,7 +141,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     }
 }
 
-/// Fails if the tree has a phrase of the table, or more docstrings with a question word than `words.txt` allows.
+/// Fails if the tree has a phrase of the table, or more docstrings with a question word than `words.txt`
+/// allows.
 pub(crate) fn check() -> Result<(), Failed> {
     let found = seek(&root())?;
     let mut wrong = found.phrases.clone();
@@ -224,7 +226,8 @@ fn questions(text: &str) -> Vec<(usize, String)> {
 /// Code is replaced by this byte, which no phrase crosses.
 const CODE: u8 = 0;
 
-/// The text with everything but comments and messages masked. A string without a blank is a name, not a message.
+/// The text with everything but comments and messages masked. A string without a blank is a name, not a
+/// message.
 fn prose_of_rust(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut out: Vec<u8> = bytes.iter().map(|&b| if b.is_ascii_whitespace() { b } else { CODE }).collect();
@@ -363,7 +366,8 @@ fn mask_code(out: &mut [u8]) {
     }
 }
 
-/// A word of a text: its place, itself in lower case unless it is all capitals, and whether only blanks part it from the word before.
+/// A word of a text: its place, itself in lower case unless it is all capitals, and whether only blanks part
+/// it from the word before.
 struct Word {
     at: usize,
     text: String,

@@ -1,10 +1,11 @@
-//! Gain of skipping neurons while one token is decoded: kernels of whole experts and of neurons by turns, in OLMoE's
-//! shapes, by the share of neurons that the gate leaves at 0.
+//! Gain of skipping neurons while one token is decoded, in OLMoE's shapes. Kernels of whole experts and of
+//! neurons run in turn, by the share of neurons that the gate leaves at 0.
 //!
 //! `cargo run -p moec-codegen --example neuron_rate -- [THREADS] [PART OF A FORMAT'S NAME]`
 //!
-//! One expert is made for each share, and lies in memory many times: calls take the next eight, so that nothing stays in a
-//! cache. Its gates are normal numbers, moved along the token so that the wanted share of them is negative.
+//! One expert is made for each share and copied many times: calls take the next eight copies, so that nothing
+//! stays in a cache. Its gates are normal numbers, moved along the token so that the required share of them
+//! is negative.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
@@ -21,7 +22,7 @@ const HIDDEN: usize = 2048;
 const INTER: usize = 1024;
 /// Experts of a token.
 const K: usize = 8;
-/// Bytes of weights that lie in memory for each kind of kernel, at least: more than caches hold.
+/// Least bytes of weights in memory for each kind of kernel: more than caches hold.
 const BYTES: usize = 1 << 30;
 /// Turns of which the median counts.
 const TURNS: usize = 7;

@@ -70,7 +70,7 @@ impl Expert {
         all
     }
 }
-/// Rows that go to the first experts, so many each.
+/// Rows for the first experts, the same number for each.
 fn dispatch(layout: DispatchLayout, each: usize) -> Vec<i32> {
     let mut table = vec![0; layout.words()];
     let slots = layout.rows * layout.k;

@@ -14,7 +14,7 @@ pub(crate) struct Line {
     _words: [u32; 16],
 }
 
-/// Zeroed memory of so many bytes.
+/// Zeroed memory of this many bytes.
 fn lines(bytes: usize) -> Vec<Line> {
     vec![Line { _words: [0; 16] }; bytes.div_ceil(64)]
 }
@@ -37,7 +37,8 @@ fn copies(bytes: &[u8], count: usize) -> (Vec<Line>, usize) {
     (all, pitch)
 }
 
-/// Requests huge pages, as the runtime does for weights; they have not been touched yet. Where there are none it is slower.
+/// Requests huge pages, as the runtime does for weights; the memory has not been touched yet. Without huge
+/// pages the measurement is slower.
 #[cfg(target_os = "linux")]
 fn in_huge_pages(memory: &[Line]) {
     const HUGE: usize = 2 << 20;
@@ -45,7 +46,7 @@ fn in_huge_pages(memory: &[Line]) {
     let end = (memory.as_ptr().addr() + size_of_val(memory)) / HUGE * HUGE;
     if first < end {
         let at = memory.as_ptr().cast::<u8>().wrapping_add(first - memory.as_ptr().addr());
-        // SAFETY: the range lies in the memory, and the advice changes none of it.
+        // SAFETY: the range is inside the memory, and the advice changes none of it.
         unsafe { libc::madvise(at.cast_mut().cast(), end - first, libc::MADV_HUGEPAGE) };
     }
 }
@@ -97,7 +98,8 @@ pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
                     if next.compare_exchange(taken, taken + share, SeqCst, SeqCst).is_err() {
                         continue;
                     }
-                    // SAFETY: the operands have the extents that the kernel documents; items are this thread's own.
+                    // SAFETY: the operands have the extents that the kernel documents; items are this
+                    // thread's own.
                     unsafe {
                         (step.kernel)(
                             args.as_ptr(),
@@ -128,7 +130,7 @@ pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
     (clock(threads) - start) / calls as f64
 }
 
-/// Seconds: of this thread's own work where there is no other, whatever else the machine does.
+/// Seconds of a run. With a single thread it is that thread's CPU time, which other programs do not change.
 #[cfg(target_os = "linux")]
 fn clock(threads: usize) -> f64 {
     let which = if threads == 1 { libc::CLOCK_THREAD_CPUTIME_ID } else { libc::CLOCK_MONOTONIC };
@@ -147,7 +149,7 @@ fn clock(_threads: usize) -> f64 {
 /// Operand of a kernel.
 pub(crate) enum Arg<'a> {
     Ints(&'a [i32]),
-    /// Room for so many words.
+    /// Room for this many words.
     Words(usize),
     /// The memory of that number.
     Memory(usize),
@@ -230,7 +232,7 @@ impl<'m> Builder<'m> {
     }
 }
 
-/// Asks the operating system for tile registers, where it lends them.
+/// Requests permission to use tile registers from the operating system, where it is needed.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub(crate) fn allow_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;

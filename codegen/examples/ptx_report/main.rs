@@ -1,5 +1,5 @@
-//! Registers and memory of GPU kernels, by NVIDIA's assembler: `cargo run -p moec-codegen --example ptx_report`
-//! after `cargo xtask cuda`. With a folder as its argument it writes the PTX there, too.
+//! Registers and memory of GPU kernels, by NVIDIA's assembler: `cargo run -p moec-codegen --example
+//! ptx_report` after `cargo xtask cuda`. With a folder as its argument it writes the PTX there, too.
 #![allow(clippy::print_stdout, reason = "it is a command")]
 
 mod catalogue;

@@ -1,4 +1,4 @@
-//! Dot products of small numbers, and the conversions around them: what matrix kernels stand on.
+//! Dot products of small numbers, and the conversions around them: the base of the matrix kernels.
 //!
 //! Packed numbers travel as vectors of 32-bit words ([`I`]): two bf16 or four bytes each.
 
@@ -126,14 +126,15 @@ impl<'k> Kb<'k> {
         F { k: self, v: self.instruction(name, &[sum.v, a.v, b.v], sum.v) }
     }
 
-    /// `sum + a·bᵀ` of bf16: `a` holds four of two rows, `b` four of two columns, `sum` their four products, row by row.
+    /// `sum + a·bᵀ` of bf16: `a` holds four of two rows, `b` four of two columns, `sum` their four products,
+    /// row by row.
     pub(crate) fn dot_squares(&'k self, sum: F<'k>, a: I<'k>, b: I<'k>) -> F<'k> {
         F { k: self, v: self.instruction(BF16_SQUARES, &[sum.v, a.v, b.v], sum.v) }
     }
 
     /// `sum + Σ wᵢ·xᵢ` in every lane, of four bytes each; `x` is signed. What `w` must be follows from
-    /// [`Isa::bytes`](crate::machine::Isa::bytes): `code + 128` for VNNI, the signed code otherwise, −127 or more
-    /// ([`Self::dot_any_bytes`]).
+    /// [`Isa::bytes`](crate::machine::Isa::bytes): `code + 128` for VNNI, the signed code otherwise, −127 or
+    /// more ([`Self::dot_any_bytes`]).
     pub(crate) fn dot_bytes(&'k self, sum: I<'k>, w: I<'k>, x: I<'k>) -> I<'k> {
         let v = match self.isa.bytes {
             ByteDot::Vnni => {
@@ -149,8 +150,8 @@ impl<'k> Kb<'k> {
         I { k: self, v }
     }
 
-    /// As [`Self::dot_bytes`] where signed codes may be −128, which has no opposite in a byte: of AVX2 `x`, which is never that,
-    /// takes the signs.
+    /// As [`Self::dot_bytes`] where signed codes may be −128, which has no opposite in a byte: of AVX2 `x`,
+    /// which is never that, takes the signs.
     pub(crate) fn dot_any_bytes(&'k self, sum: I<'k>, w: I<'k>, x: I<'k>) -> I<'k> {
         match self.isa.bytes {
             ByteDot::Maddubs => sum + self.add_pairs(self.pairs_signed(self.abs_bytes(w), w, x)),
@@ -185,8 +186,8 @@ impl<'k> Kb<'k> {
         I { k: self, v: self.instruction(MADD_BYTES, &[unsigned.v, signed.v], signed.v) }
     }
 
-    /// As [`Self::pairs`], of signed bytes: `|a|` by `b` with the sign of `a`. Two products do not overflow 16 bits as long as
-    /// `b` is −127 or more; `a` may be −128, whose magnitude is an unsigned byte.
+    /// As [`Self::pairs`], of signed bytes: `|a|` by `b` with the sign of `a`. Two products do not overflow
+    /// 16 bits as long as `b` is −127 or more; `a` may be −128, whose magnitude is an unsigned byte.
     pub(crate) fn pairs_signed(&'k self, magnitude: I<'k>, a: I<'k>, b: I<'k>) -> I<'k> {
         let signed = I { k: self, v: self.instruction(SIGN, &[b.v, a.v], b.v) };
         self.pairs(magnitude, signed)
@@ -262,15 +263,16 @@ impl<'k> I<'k> {
 }
 
 impl<'k> Kb<'k> {
-    /// The order in which byte `from[i]` of a vector is the top byte of lane `i` ([`Isa::permutes`]). To be made once: it
-    /// takes a register.
+    /// The order in which byte `from[i]` of a vector is the top byte of lane `i` ([`Isa::permutes`]). To be
+    /// made once: it takes a register.
     pub(crate) fn top_bytes(&'k self, from: &[usize]) -> VectorValue<'k> {
         let byte = |x: usize| self.ctx.i8_type().const_int(x as u64, false);
         let order: Vec<_> = from.iter().flat_map(|&f| [0, 0, 0, f].map(byte)).collect();
         self.opaque(VectorType::const_vector(&order))
     }
 
-    /// The vector as one that the compiler knows nothing of: of a constant order it makes two instructions of one.
+    /// The vector as one that the compiler knows nothing of: of a constant order it makes two instructions of
+    /// one.
     fn opaque(&'k self, v: VectorValue<'k>) -> VectorValue<'k> {
         let ty = v.get_type().fn_type(&[v.get_type().into()], false);
         let nothing =
@@ -289,8 +291,8 @@ impl<'k> Kb<'k> {
 }
 
 impl<'k> F<'k> {
-    /// Lanes rounded to bf16, those of `self` in the lower half of the vector, those of `upper` in the upper one
-    /// ([`Isa::permutes`]).
+    /// Lanes rounded to bf16, those of `self` in the lower half of the vector, those of `upper` in the upper
+    /// one ([`Isa::permutes`]).
     pub(crate) fn both_bf16(self, upper: Self) -> I<'k> {
         let k = self.k;
         let both = k.instruction(BOTH_BF16, &[upper.v, self.v], self.v);

@@ -130,8 +130,8 @@ impl<'k> Kb<'k> {
         self.b.position_at_end(after);
     }
 
-    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`; `body` also learns whether the tile is that of
-    /// the item before in this call.
+    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`; `body` also learns whether the tile
+    /// is that of the item before in this call.
     pub(crate) fn even_tiles_in_turn(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
@@ -143,8 +143,9 @@ impl<'k> Kb<'k> {
         });
     }
 
-    /// As [`Kb::tiles`], a block of rows at a time: with blocks of even sizes, at most `rows`, that begin at multiples of
-    /// `whole` rows. All tiles of the call's items are multiplied by a block before the next one is begun.
+    /// As [`Kb::tiles`], a block of rows at a time: blocks have even sizes, at most `rows`, and begin at
+    /// multiples of `whole` rows. All tiles of the call's items are multiplied by one block before the next
+    /// block starts.
     pub(crate) fn tiles_by_block(&'k self, rows: usize, whole: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
@@ -161,8 +162,8 @@ impl<'k> Kb<'k> {
         });
     }
 
-    /// The work items of a `Grid::Experts`, an expert at a time: `body(active expert, its first tile, the one after its
-    /// last)`, of the items of this call.
+    /// The work items of a `Grid::Experts`, an expert at a time: `body(active expert, its first tile, the one
+    /// after its last)`, of the items of this call.
     pub(crate) fn tiles_by_expert(&'k self, tiles: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
         let (begin, end) = (self.int_param(2), self.int_param(3));
         let count = self.i(tiles as i64);
@@ -177,7 +178,8 @@ impl<'k> Kb<'k> {
         item.lt(self.int_param(3))
     }
 
-    /// `first .. end` cut into even parts of at most `rows`, but for the last in multiples of `whole`: `body(first, end)`.
+    /// `first .. end` cut into even parts of at most `rows`, but for the last in multiples of `whole`:
+    /// `body(first, end)`.
     pub(crate) fn even_parts(
         &'k self,
         [first, end]: [I<'k>; 2],
@@ -202,8 +204,8 @@ impl<'k> Kb<'k> {
         });
     }
 
-    /// As [`Self::tiles`], for blocks that take the longer the later they are: light and heavy ones take
-    /// turns, so that every range of work items takes about its share of the time.
+    /// As [`Self::tiles`], for blocks whose time grows with their index. Light and heavy blocks alternate, so
+    /// that every range of work items takes about its share of the time.
     pub(crate) fn mixed_tiles(&'k self, rows: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
         let n = self.int_param(1);
         self.tiles(rows, |tile, first, _| {

@@ -1,9 +1,8 @@
-//! A kernel of a GPU: the language writes what one thread does, in scalars, and this module adds what
-//! threads have of each other.
+//! A GPU kernel: the language writes what one thread does, in scalars. This module adds what threads share.
 //!
-//! Threads stand in blocks of a launch; thirty-two of them are a warp, which shuffles values between its lanes; a block has
-//! shared memory and a barrier. Operands are parameters of their own, addresses in global memory, and the number of valid
-//! rows is the last one.
+//! A launch has blocks of threads. Thirty-two threads are a warp, which shuffles values between its lanes; a
+//! block has shared memory and a barrier. Each operand is a parameter, an address in global memory. The
+//! number of valid rows is the last parameter.
 
 use super::dot::Instructions;
 use super::{Elem, F, FLOAT_INTRINSICS, I, Index, Kb, P};
@@ -31,7 +30,7 @@ const SHARED: u16 = 3;
 const THREAD: &str = "llvm.nvvm.read.ptx.sreg.tid.x";
 const BLOCKS: [&str; 3] =
     ["llvm.nvvm.read.ptx.sreg.ctaid.x", "llvm.nvvm.read.ptx.sreg.ctaid.y", "llvm.nvvm.read.ptx.sreg.ctaid.z"];
-/// The barrier; the second name is what it was up to LLVM 20.
+/// The barrier; the second name is the one that LLVM used up to version 20.
 const BARRIER: [&str; 2] = ["llvm.nvvm.barrier.cta.sync.aligned.all", "llvm.nvvm.barrier0"];
 const SHUFFLE: &str = "llvm.nvvm.shfl.sync.bfly.i32";
 const BALLOT: &str = "llvm.nvvm.vote.ballot.sync";
@@ -181,7 +180,7 @@ impl<'k> Kb<'k> {
         P { k: self, v }.bytes(bytes)
     }
 
-    /// Waits until all threads of the block are here and see what the others wrote.
+    /// Waits until all threads of the block arrive; their earlier writes are then visible.
     pub(crate) fn barrier(&'k self) {
         let zero = self.i32(0).v.into();
         let count = self.instructions.get(BARRIER[0]).map_or(0, |f| f.count_params());
@@ -211,8 +210,8 @@ impl<'k> Kb<'k> {
         self.thread_value(SHUFFLE, &args).unwrap_or(v)
     }
 
-    /// Over lanes that differ in the bits below `lanes`, a power of two, all of which get the result; every lane of the warp
-    /// must come here.
+    /// The same over lanes that differ in the bits below `lanes`, a power of two. All of them get the result;
+    /// every lane of the warp must execute this.
     fn across<T: Copy>(value: T, lanes: usize, step: impl Fn(T, usize) -> T) -> T {
         let mut value = value;
         let mut by = lanes / 2;

@@ -46,7 +46,8 @@ impl I<'_> {
         }
     }
 
-    /// As [`Self::e2m1`], byte by byte within words. Codes up to 4 are their bits; above, 6, 8 and 12 are what they are more.
+    /// As [`Self::e2m1`], byte by byte within words. Codes up to 4 are their bits; above, 6, 8 and 12 are
+    /// what they are more.
     fn e2m1_by_bits(self) -> Self {
         let each = 0x0101_0101;
         let bits = self & 0x0707_0707;

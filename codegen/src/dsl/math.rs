@@ -35,7 +35,7 @@ const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
 /// `ln 2` in two parts; the first has few bits, so that its products with exponents are exact.
 const LN2_HI: f32 = 0.693_115_23;
 const LN2_LO: f32 = 3.194_618_3e-5;
-/// Adding it rounds to an integer, which then stands in the low bits.
+/// Adding it rounds to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 impl<'k> F<'k> {
@@ -69,12 +69,12 @@ impl<'k> F<'k> {
         let shifted = x + ROUND;
         let r = x - (shifted - ROUND);
         let tail = r.polynomial(if rough { &EXP2_ROUGH } else { &EXP2 });
-        // The integer part stands in the low bits of `shifted`, and goes to the exponent.
+        // The integer part is in the low bits of `shifted`, and goes to the exponent.
         (r.fma(tail, k.f(1.0)).bits() + shifted.bits().shl(23)).as_float()
     }
 
-    /// `[cos x, sin x]`, to 2e-7, for `|x| < 2²⁰`: there the difference to the nearest multiple of `π/2` is exact in f32 but for the
-    /// parts of `π/2` after the first.
+    /// `[cos x, sin x]`, to 2e-7, for `|x| < 2²⁰`: there the difference to the nearest multiple of `π/2` is
+    /// exact in f32 but for the parts of `π/2` after the first.
     pub(crate) fn cos_sin(self) -> [F<'k>; 2] {
         let k = self.k;
         let shifted = self.fma(k.f(std::f32::consts::FRAC_2_PI), k.f(ROUND));
@@ -83,7 +83,7 @@ impl<'k> F<'k> {
         let z = r * r;
         let sin = (r * z).fma(z.polynomial(&SIN), r);
         let cos = (z * z).fma(z.polynomial(&COS), z.fma(k.f(-0.5), k.f(1.0)));
-        // The quarter of the circle stands in the low bits: odd ones exchange the two, and each is negative in two of four.
+        // The quadrant is in the low bits: odd ones exchange the two, and each is negative in two of four.
         let quarter = shifted.bits();
         let is = |bit: i32, q: super::I<'k>| (q & k.i32(bit)).equals(k.i32(0)).not();
         let odd = is(1, quarter);
@@ -108,7 +108,7 @@ impl<'k> F<'k> {
     pub(crate) fn ln_above_one(self) -> F<'k> {
         let bits = self.bits();
         let exponent = (bits.shr(23) - 127).to_float();
-        // What is left of x is in 1 .. 2.
+        // The rest of x is in 1 .. 2.
         let rest = ((bits & ((1 << 23) - 1)) + (127 << 23)).as_float();
         exponent.fma(self.k.f(LN2_HI), exponent.fma(self.k.f(LN2_LO), (rest - 1.0).ln_1p()))
     }
@@ -158,7 +158,7 @@ impl<'k> F<'k> {
         match glu {
             Glu::Gated(act) => self.activate(act) * up,
             Glu::DRelu => self.max(k.f(0.0)) * up.max(k.f(0.0)),
-            // What is not below the threshold, a NaN among it, stays.
+            // Values that are not below the threshold, NaN included, stay.
             Glu::FatRelu { threshold } => self.lt(k.f(threshold)).pick(k.f(0.0), self) * up,
             Glu::Cats { threshold } => {
                 let g = self.activate(Activation::Silu);

@@ -20,7 +20,7 @@ pub(crate) struct P<'k> {
 pub(crate) enum Span<'k> {
     /// All of them.
     Full,
-    /// Those of the mask.
+    /// The lanes of the mask.
     Part(I<'k>),
 }
 
@@ -85,8 +85,8 @@ impl<'k> Kb<'k> {
 impl<'k> P<'k> {
     fn step(self, index: I<'k>, ty: BasicTypeEnum<'k>) -> Self {
         // SAFETY: the instruction is only built here. Without `inbounds` its result is defined wherever it
-        // points, which the last lanes of masked tails need; what is read and written stays within the
-        // extents that the kernel's specification documents.
+        // points, which the last lanes of masked tails need. Reads and writes stay within the extents that
+        // the kernel's specification documents.
         let v = unsafe { self.k.b.build_gep(ty, self.v, &[index.scalar()], "") };
         Self { k: self.k, v: self.k.keep(v, self.v) }
     }
@@ -304,9 +304,9 @@ impl<'k> P<'k> {
 }
 
 impl<'k> Kb<'k> {
-    /// In `body`, [`P::store_vec`] of whole vectors writes past the caches: results that are too many to stay there need
-    /// neither be read from memory before they are written nor push out what is read again. Every vector must then be a
-    /// whole line. [`Kb::fence_stores`] must follow before any thread reads them.
+    /// In `body`, [`P::store_vec`] of whole vectors writes past the caches. It is for results too large for
+    /// them: they are not read from memory before they are written, and evict nothing that is read again.
+    /// Every vector must be a whole line. [`Kb::fence_stores`] must follow before any thread reads them.
     pub(crate) fn past_caches(&'k self, body: impl FnOnce()) {
         self.past_caches.set(true);
         body();

@@ -7,7 +7,7 @@ use inkwell::values::BasicValueEnum;
 use moec_ir::types::Format;
 
 impl<'k> F<'k> {
-    /// Lanes rounded to bf16, which then stands in the low half of every 32-bit lane; the upper is zero.
+    /// Lanes rounded to bf16, in the low half of every 32-bit lane; the upper half is zero.
     pub(crate) fn to_bf16(self) -> I<'k> {
         let k = self.k;
         let lanes = k.lanes() as u32;
@@ -119,8 +119,8 @@ impl<'k> P<'k> {
 }
 
 impl<'k> Kb<'k> {
-    /// `count` numbers of f32 at `from`, rounded to bf16 to `to`, which has room up to a whole vector. What is
-    /// past the last number becomes zero there.
+    /// `count` numbers of f32 at `from`, rounded to bf16 to `to`, which has room up to a whole vector. What
+    /// is past the last number becomes zero there.
     pub(crate) fn round_row(&'k self, from: P<'k>, to: P<'k>, count: usize) {
         self.columns(count, |c, span: Span<'k>| {
             to.halves(c).store_halves(from.words(c).load_vec(span).to_bf16());

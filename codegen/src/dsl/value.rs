@@ -18,7 +18,7 @@ pub(crate) struct I<'k> {
     pub(super) v: BasicValueEnum<'k>,
 }
 
-/// Value that can stand for a 64-bit integer.
+/// A value that can be used as a 64-bit integer.
 pub(crate) trait Index<'k>: Copy {
     /// The integer.
     fn int(self, k: &'k Kb<'k>) -> I<'k>;

@@ -1,5 +1,5 @@
-//! Wide accesses of a thread, and its operations on words of small numbers: loads of up to 16 bytes, copies to shared
-//! memory that go on by themselves, dot products of bytes, products of matrices by a warp.
+//! Wide accesses of a thread, and its operations on words of small numbers: loads of up to 16 bytes,
+//! asynchronous copies to shared memory, dot products of bytes, matrix products by a warp.
 
 use super::gpu::{COMMIT, COPY_16, LOAD_MATRICES, MMA_BF16, MMA_F16, WAIT};
 use super::{F, I, Kb, P};
@@ -25,8 +25,9 @@ impl<'k> P<'k> {
         (0..count).map(|i| I { k, v }.word(i)).collect()
     }
 
-    /// Four 8 × 8 matrices of 16-bit numbers from shared memory, by a warp: lane `l` gives the address, a multiple of 16, of
-    /// row `l mod 8` of matrix `l / 8`, and gets of each matrix columns `2(l mod 4)` and the next of row `l / 4`.
+    /// Four 8 × 8 matrices of 16-bit numbers from shared memory, by a warp. Lane `l` gives the address, a
+    /// multiple of 16, of row `l mod 8` of matrix `l / 8`. It gets, of each matrix, columns `2(l mod 4)` and
+    /// the next of row `l / 4`.
     pub(crate) fn load_matrices(self) -> [I<'k>; 4] {
         let k = self.k;
         let all = k.thread_value(LOAD_MATRICES, &[self.v.into()]);
@@ -180,10 +181,10 @@ impl<'k> Kb<'k> {
         let _ = self.thread_value(WAIT, &[self.ctx.i32_type().const_int(pending as u64, false).into()]);
     }
 
-    /// `sum + a · b` by a warp: `a` 16 × 16, `b` 16 × 8, `sum` 16 × 8. With `g` the lane by 4 and `t` its rest, a thread
-    /// holds of `a` the pairs of columns `2t` of rows `g` and `g + 8`, then the same of columns `2t + 8`; of `b` the pairs
-    /// of rows `2t` and `2t + 8` of column `g`; of `sum` columns `2t` and `2t + 1` of rows `g` and `g + 8`. All lanes must
-    /// come here.
+    /// `sum + a · b` by a warp: `a` 16 × 16, `b` 16 × 8, `sum` 16 × 8. Let `g` be the lane divided by 4 and
+    /// `t` the remainder. Of `a` a thread holds the pairs of columns `2t` of rows `g` and `g + 8`, then the
+    /// same of columns `2t + 8`. Of `b` it holds the pairs of rows `2t` and `2t + 8` of column `g`. Of `sum`
+    /// it holds columns `2t` and `2t + 1` of rows `g` and `g + 8`. All lanes must execute this.
     pub(crate) fn multiply_fragments(
         &'k self,
         kind: Halves,

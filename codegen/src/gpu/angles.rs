@@ -1,4 +1,5 @@
-//! Cosines, then sines, of every position times the frequencies of a rotation: a thread for every frequency of a row.
+//! Cosines, then sines, of every position times the frequencies of a rotation: a thread for every frequency
+//! of a row.
 
 use super::launch::Launch;
 use super::map::{by_column, each_column};

@@ -1,5 +1,5 @@
-//! The lowest number of the largest column of a row: a block for every row. NaN is passed over; where the largest is not
-//! finite, or nothing is a number, it is −1.
+//! The lowest number of the largest column of a row: a block for every row. NaN is passed over; where the
+//! largest is not finite, or nothing is a number, it is −1.
 
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, I, Kb, WARP};

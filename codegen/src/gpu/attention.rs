@@ -1,9 +1,9 @@
-//! Attention over a cache with a softmax that goes along (Milakov and Gimelshein, *Online normalizer calculation for
-//! softmax*, 2018): a block has a row, some query heads of a key-value head, and a part of the tokens.
+//! Attention over a cache with an online softmax (Milakov and Gimelshein, *Online normalizer calculation for
+//! softmax*, 2018). A block has a row, some query heads of a key-value head, and a part of the tokens.
 //!
-//! Some lanes of a warp share a token: each reads 16 bytes of its key at a time, the queries stay in registers. Every such
-//! team goes through tokens of its own with a maximum, a sum and a result of its own; at the end the teams of the block are
-//! joined as parts are.
+//! Some lanes of a warp, a team, share a token: each lane reads 16 bytes of its key at a time, and the
+//! queries stay in registers. Every team goes through its own tokens with its own maximum, sum and result. At
+//! the end the teams of the block are joined as parts are.
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};
@@ -21,7 +21,7 @@ const LOWEST: f32 = -1e30;
 const WARPS: usize = 4;
 /// Numbers of queries and results that a lane holds, about.
 const HELD: usize = 96;
-/// Tokens that parts are whole numbers of.
+/// Parts have a multiple of this many tokens.
 const BLOCK: usize = 32;
 
 /// Shape, fixed at build time.
@@ -214,8 +214,8 @@ fn range<'k>(k: &'k Kb<'k>, s: &Shape<'_>, pos: I<'k>, part: I<'k>) -> [I<'k>; 2
     [first.max(border(part)), end.min(border(part + 1))]
 }
 
-/// The channels of a lane of a team: chunk `lane`, then the one as many further as the team has lanes; zeros past the end.
-/// Rows of f32 lie at multiples of `aligned` of them.
+/// The channels of a lane of a team: chunk `lane`, then chunks at a distance of the team's lanes; zeros past
+/// the end. Rows of f32 begin at multiples of `aligned` of them.
 fn read<'k>(
     k: &'k Kb<'k>,
     s: &Shape<'_>,
@@ -255,7 +255,7 @@ fn join_warp<'k>(s: &Shape<'_>, states: &[F<'k>], held: usize) -> Vec<Running<'k
     heads
 }
 
-/// The warps of the block joined, and the result stored: of the whole softmax, or as a part.
+/// Joins the warps of the block and stores the result, of the whole softmax or as a part.
 fn finish<'k>(
     k: &'k Kb<'k>,
     s: &Shape<'_>,

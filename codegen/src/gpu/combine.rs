@@ -23,7 +23,7 @@ impl GpuKernel for Combine {
                 if !partial {
                     return y.words(slot * hidden).words(c).load().fma(weight, sum);
                 }
-                // A choice without a slot adds nothing; what lies in the first one may be no number.
+                // A choice without a slot adds nothing; the first slot may hold NaN.
                 let value = y.words(slot.max(k.i(0)) * hidden).words(c).load();
                 slot.ge(k.i(0)).pick(value, k.f(0.0)).fma(weight, sum)
             });

@@ -1,14 +1,15 @@
-//! Token rows grouped by expert: the table that [`DispatchLayout`] describes, by one block. A warp has some experts: it counts the
-//! choices of each, thirty-two at a time; a thread places each expert among the others, the busiest first; then its warp gives its slots
-//! in the order of rows.
+//! Token rows grouped by expert: the table that [`DispatchLayout`] describes, by one block. A warp has some
+//! experts and counts the choices of each, thirty-two at a time. A thread orders the experts, the busiest
+//! first. Then each warp assigns its slots in the order of rows.
 //!
-//! A choice that is no expert has no slot.
+//! A choice that is not an expert has no slot.
 
 use super::launch::{Extent, Launch};
 use crate::dsl::{I, Kb, P, WARP};
 use moec_ir::op::DispatchLayout;
 
-/// A block as large as there is: of 128 experts a warp then has four, and every warp reads all choices for each.
+/// The largest possible block: of 128 experts a warp then has four, and every warp reads all choices for
+/// each.
 const THREADS: usize = 1024;
 const WARPS: usize = THREADS / WARP;
 /// Most experts: their counts and first slots in shared memory.
@@ -36,7 +37,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, layout: DispatchLayout) {
         let mine = there.and(id.equals(expert));
         (k.ballot(mine), mine, choice)
     };
-    // What the layout leaves open is −1.
+    // Entries that the layout leaves open are −1.
     k.each(k.thread(), layout.words(), THREADS, |word| {
         let header = word.lt(k.i(layout.expert() as i64));
         out.words(word).store_int(header.pick_int(k.i32(0), k.i32(-1)));

@@ -1,8 +1,9 @@
-//! Few rows by rows of a weight: a warp takes some of these, reads them once, 16 bytes to a lane, and multiplies each by all
-//! rows. What it costs is the reading of the weight.
+//! Few rows by rows of a weight: a warp takes some rows of the weight, reads them once, 16 bytes to a lane,
+//! and multiplies each by all rows. The cost is reading the weight.
 //!
-//! Sixteen bytes of codes multiply 16 or 32 numbers of a row, so that lanes read the row 64 or 128 bytes apart: from a cache that is a line
-//! for every lane. Such rows are held in shared memory, where four words after every group of 32 keep eight lanes in different banks.
+//! Sixteen bytes of codes multiply 16 or 32 numbers of a row, so lanes read the row 64 or 128 bytes apart,
+//! which takes a cache line for every lane. Such rows are copied to shared memory, where four words after
+//! every group of 32 keep eight lanes in different banks.
 
 use super::weight::{Codes, Part, WeightRow, floats_at_once};
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
@@ -22,19 +23,20 @@ pub(super) struct Rows<'a, 'k> {
 /// Most bytes of shared memory that rows are held in: a multiprocessor has room for several blocks then.
 const MOST_HELD: usize = 24 << 10;
 
-/// Words of a row that is held.
+/// Words of a row in shared memory.
 const fn held_words(cols: usize) -> usize {
     cols / GROUP * (GROUP + 4)
 }
 
-/// Bytes of shared memory in which `rows` rows are held; none where they are read where they lie.
+/// Bytes of shared memory that hold `rows` rows; 0 if rows are read from global memory.
 pub(super) fn held_bytes(format: Format, compute: ComputeType, cols: usize, rows: usize) -> usize {
     let bytes = 4 * rows * held_words(cols);
     let pays = format.is_grouped() && compute == ComputeType::F32 && cols.is_multiple_of(GROUP);
     if pays && bytes <= MOST_HELD { bytes } else { 0 }
 }
 
-/// Brings rows of f32 to shared memory, by all threads of a block of so many, once those before have been read. Gives where each is.
+/// Copies rows of f32 to shared memory, by all threads of the block, once the rows before have been read.
+/// Returns the place of each.
 pub(super) fn hold<'k>(k: &'k Kb<'k>, rows: &Rows<'_, 'k>, cols: usize, threads: usize) -> Vec<P<'k>> {
     let places: Vec<P<'k>> = (0..rows.at.len()).map(|r| k.shared(4 * r * held_words(cols))).collect();
     k.barrier();
@@ -49,7 +51,7 @@ pub(super) fn hold<'k>(k: &'k Kb<'k>, rows: &Rows<'_, 'k>, cols: usize, threads:
     places
 }
 
-/// Word of column `c` in a row that is held.
+/// Word of column `c` in a row in shared memory.
 fn place(c: I<'_>) -> I<'_> {
     c + c.shr(5) * 4
 }
@@ -91,7 +93,7 @@ fn by_numbers<'k>(
                 return sums.to_vec();
             };
             let mut sums = sums.to_vec();
-            // A row after the other: of each only what a lane needs stands in registers.
+            // One row after the other: registers hold only the part of each that a lane needs.
             for (r, &at) in rows.at.iter().enumerate() {
                 let x: Vec<Vec<F<'k>>> = runs.clone().map(|(c, n)| rows.run(at, c, n)).collect();
                 for (i, w) in read.iter().enumerate() {
@@ -113,7 +115,7 @@ fn by_numbers<'k>(
     k.fold(k.lane_index() + whole, cols, WARP, &sums, |c, sums| {
         let xs: Vec<_> = rows.at.iter().map(|&at| rows.one(at, c)).collect();
         let one = |w: &WeightRow<'k>| match rows.form {
-            // Codes become what they stand for, rounded to bf16, as in parts.
+            // Codes become the numbers that they encode, rounded to bf16, as in parts.
             ComputeType::Bf16 if format.is_grouped() => w.one(c).to_bf16().shl(16).as_float(),
             _ => w.one(c),
         };
@@ -144,7 +146,7 @@ fn by_codes<'k>(
                 // Eight words of codes, the scale, −128 times the sum of the codes.
                 let x = at.words(w.group * (GROUP / 4 + 2));
                 let start = if plain {
-                    // Codes of the weight stand with 8 added.
+                    // Codes of the weight are stored plus 8.
                     w.first.pick_int(x.words(GROUP / 4 + 1).load_words(1)[0].shr(4), k.i32(0))
                 } else {
                     k.i32(0)

@@ -1,6 +1,6 @@
-//! Gated networks of experts over the rows that were routed to them. A block has an active expert and some columns of its
-//! result. Few rows are gathered by warps, as many at a time as the schedule says; many come in tiles of 64, each of which
-//! is a block of its own, and those past an expert's last row end at once.
+//! Gated networks of experts over the rows that were routed to them. A block has an active expert and some
+//! columns of its result. Few rows are gathered by warps, as many at a time as the schedule says. Many rows
+//! come in tiles of 64, each a block of its own; blocks past an expert's last row end at once.
 
 use super::dot::Rows;
 use super::launch::{Extent, Launch};
@@ -13,7 +13,7 @@ use crate::spec::{ComputeType, ExpertDown, ExpertGateUp, RowFormat, WeightOrder}
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::types::Format;
 
-/// One half of an expert: what is fixed at build time.
+/// One half of an expert: the parameters fixed at build time.
 struct Half {
     layout: DispatchLayout,
     depth: usize,
@@ -21,9 +21,9 @@ struct Half {
     columns: usize,
     format: Format,
     compute: ComputeType,
-    /// Row distance of what is multiplied, in words.
+    /// Row distance of the multiplied operand, in words.
     ld: usize,
-    /// Of the first half.
+    /// Activation of the first half.
     glu: Option<Glu>,
     bias: bool,
     out: RowFormat,
@@ -147,7 +147,8 @@ impl Half {
         let gated = self.is_gated();
         let [rows, columns] = way.extents(self.columns, gated);
         let (first_column, last_column) = (k.block_index(0) * columns, k.i(self.columns as i64 - 1));
-        // Gate and up read the rows of tokens, down those of slots. Past the end the last one is repeated, and not stored.
+        // Gate and up read the rows of tokens, down those of slots. Past the end the last row is repeated,
+        // and not stored.
         let row_at = |slot: I<'k>| {
             let slot = slot.min(p.end - 1);
             let row = if self.glu.is_some() {
@@ -175,7 +176,7 @@ impl Half {
                     ComputeType::Bf16 => {
                         row.halves(column).store_halves(value.both_halves(k.f(0.0)));
                         let alone = column.equals(last_column).and((column & 1).equals(k.i(0)));
-                        // The half of a pair that is not there is zero.
+                        // The missing half of a pair is zero.
                         k.when(alone, || row.halves(column + 1).store_halves(k.i32(0)));
                     }
                     _ => row.words(column).store(value),

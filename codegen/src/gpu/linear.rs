@@ -19,14 +19,14 @@ impl Linear {
     }
 
     fn way(&self) -> Option<Way> {
-        // Rows of a group, too, lie where copies reach them.
+        // Rows of a group, too, begin at addresses that copies can read.
         let ld = self.x_ld | if self.groups > 1 { packed_words(self.k, self.compute) } else { 0 };
         Way::of(self.schedule.rows, self.format, self.compute, self.k, ld)
     }
 }
 
-/// Columns of a result that a warp computes: as many as leave enough warps to fill a GPU, for each reads the rows, and
-/// as registers hold.
+/// Columns of a result that a warp computes. Each warp reads the rows, so it takes as many columns as
+/// registers hold and as leave enough warps to fill a GPU.
 pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize {
     match columns {
         4096.. if !gated && rows == 1 => 4,
@@ -35,10 +35,10 @@ pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize 
     }
 }
 
-/// How rows are multiplied by the weight.
+/// Row format of a product with the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Few of them, by warps: so many at a time, in so many bytes of shared memory.
+    /// Few of them, by warps: this many at a time, in this many bytes of shared memory.
     Few {
         /// Rows.
         rows: usize,

@@ -9,7 +9,7 @@
 //! | KV cache | panels of tokens and of channels | [`CACHE_ORDER`] for keys and values: `[ctx][dim]` |
 //! | [`Schedule::rows`](crate::Schedule::rows) | rows of a work item | up to [`FEW_ROWS`]: rows that a warp multiplies by a row of the weight; more: tiles |
 //!
-//! Each file is a kernel family, as in `kernels`, and reads like what a thread does.
+//! Each file is a kernel family, as in `kernels`, and is written as the code of one thread.
 #![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod angles;
@@ -50,10 +50,10 @@ use moec_ir::state::CacheOrder;
 use moec_ir::types::Format;
 use std::collections::BTreeMap;
 
-/// Most rows that are multiplied without tiles, as [`Schedule::rows`](crate::Schedule::rows) requests.
+/// Most rows that are multiplied without tiles, as in [`Schedule::rows`](crate::Schedule::rows).
 pub const FEW_ROWS: usize = 8;
 
-/// Whether many rows of bf16 are multiplied by rows of a weight on tensor cores: `depth` numbers of that format each.
+/// Whether many rows of bf16, `depth` numbers each, are multiplied by rows of a weight on tensor cores.
 pub fn on_tensor_cores(format: Format, depth: usize) -> bool {
     tile::multiplies(format, depth, packed_words(depth, ComputeType::Bf16))
 }
@@ -61,7 +61,7 @@ pub fn on_tensor_cores(format: Format, depth: usize) -> bool {
 /// Order of keys and of values in a cache: `[ctx][dim]`.
 pub const CACHE_ORDER: CacheOrder = CacheOrder::Keys { nr: 1 };
 
-/// A generation of GPUs, as the compute capability of theirs that is requested.
+/// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sm {
     /// 8.0: Ampere (A100).
@@ -103,7 +103,8 @@ pub enum Kernel {
         /// Factor of the results.
         scale: f32,
     },
-    /// `[x, id out i32 [T]]`: the lowest number of the largest column of each row; −1 where that is not finite.
+    /// `[x, id out i32 [T]]`: the lowest number of the largest column of each row; −1 where that is not
+    /// finite.
     Argmax {
         /// Columns.
         cols: usize,
@@ -145,7 +146,8 @@ impl Kernel {
     /// Its launch.
     ///
     /// # Errors
-    /// [`Error::Spec`] if its parameters contradict each other, [`Error::Target`] if there is no such kernel here.
+    /// [`Error::Spec`] if its parameters contradict each other, [`Error::Target`] if no GPU kernel exists for
+    /// them.
     pub fn launch(&self) -> Result<Launch> {
         let launch = match self {
             Self::Spec(spec) => {
@@ -207,8 +209,8 @@ impl Kernel {
 /// PTX of all kernels, symbols sorted, duplicates merged. The same input gives the same text.
 ///
 /// # Errors
-/// [`Error::Target`] where LLVM does not serve these GPUs or there is no such kernel, [`Error::Spec`] or
-/// [`Error::Bug`] for ours.
+/// [`Error::Target`] if LLVM does not support these GPUs or a kernel does not exist here, [`Error::Spec`] or
+/// [`Error::Bug`] for our own mistakes.
 pub fn compile(sm: Sm, kernels: &[Kernel]) -> Result<String> {
     let target = target_machine(sm)?;
     let sorted: BTreeMap<String, &Kernel> = kernels.iter().map(|k| (k.symbol(), k)).collect();

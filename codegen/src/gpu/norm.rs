@@ -5,7 +5,7 @@ use super::launch::{Extent, Launch};
 use crate::dsl::{F, I, Kb, P, WARP};
 use crate::spec::{ComputeType, Norm, NormKind, packed_words};
 
-/// Threads of a block: eight channels each, if there are so many, and whole warps.
+/// Threads of a block: whole warps, with eight channels for each thread where the row has enough.
 fn threads(width: usize) -> usize {
     width.div_ceil(8).next_multiple_of(WARP).min(512)
 }
@@ -50,7 +50,7 @@ impl GpuKernel for Norm {
             let x = weight.map_or(x, |w| x * w.words(c).load());
             bias.map_or(x, |b| x + b.words(c).load())
         };
-        // Every thread reads what it writes and no other thread does, so a result may be the operand.
+        // Every thread reads the elements that it writes, and no others, so a result may be the operand.
         let (pairs, floats): (Vec<_>, Vec<_>) =
             outs.into_iter().partition(|(_, out)| out.compute == ComputeType::Bf16);
         for (to, out) in pairs {
@@ -69,7 +69,8 @@ impl GpuKernel for Norm {
     }
 }
 
-/// Sum over the threads of a block, which all get it; `at` is shared memory of a word per warp, not used otherwise.
+/// Sum over the threads of a block, which all get it; `at` is shared memory of a word per warp, not used
+/// otherwise.
 pub(super) fn block_sum<'k>(k: &'k Kb<'k>, own: F<'k>, threads: usize, at: P<'k>) -> F<'k> {
     let warp = own.warp_sum(WARP);
     k.when(k.lane_index().equals(k.i(0)), || at.words(k.warp_index()).store(warp));

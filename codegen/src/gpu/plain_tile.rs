@@ -1,5 +1,5 @@
-//! Many rows by rows of a weight in f32: a block takes 64 rows and 64 rows of the weight through shared memory, a thread four
-//! by four of them. The order of a sum is that of its columns.
+//! Many rows by rows of a weight in f32. A block takes 64 rows and 64 rows of the weight through shared
+//! memory; a thread computes four by four results. Sums are taken in the order of columns.
 
 use super::weight::WeightRow;
 use crate::dsl::{F, I, Kb, P};
@@ -17,7 +17,7 @@ const OWN: usize = 4;
 const SIDE: usize = 16;
 /// Threads.
 pub(super) const THREADS: usize = SIDE * SIDE;
-/// Words from column to column in shared memory, with those that keep columns in different banks.
+/// Words from column to column in shared memory, padding included that keeps columns in different banks.
 const PITCH: usize = ROWS + 4;
 /// Bytes of shared memory.
 pub(super) const SHARED: usize = 2 * STEP * PITCH * 4;
@@ -57,7 +57,7 @@ impl<'k> Product<'_, 'k> {
         let (held, held_weights) = (k.shared(0), k.shared(STEP * PITCH * 4));
         let zero = vec![k.f(0.0); OWN * OWN];
         let sums = k.fold(0, self.depth, STEP, &zero, |first, sums| {
-            // A thread brings one column of four rows; past the last there is nothing to add.
+            // A thread copies one column of four rows; past the last column there is nothing to add.
             let c = first + across;
             let inside = c.lt(k.i(self.depth as i64));
             let c = c.min(k.i(self.depth as i64 - 1));

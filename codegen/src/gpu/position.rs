@@ -1,5 +1,5 @@
-//! Heads normalised and rotated where they are read, and keys and values that go on into the cache: a warp for every head of
-//! a row.
+//! Heads normalised and rotated where they are read, and keys and values that go on into the cache: a warp
+//! for every head of a row.
 
 use super::GpuKernel;
 use super::attention::head_bytes;
@@ -32,7 +32,8 @@ impl<'k> Way<'k> {
         Self { dim, norm, rotation: rotation.map(|r| (r, arg())) }
     }
 
-    /// Gives every channel of head `head` of the row at `x` to `put`. A lane reads whatever it gives before it gives it.
+    /// Gives every channel of head `head` of the row at `x` to `put`. A lane reads whatever it gives before
+    /// it gives it.
     fn head(&self, k: &'k Kb<'k>, x: P<'k>, [row, head]: [I<'k>; 2], put: &dyn Fn(I<'k>, F<'k>)) {
         let lane = k.lane_index();
         let own = x.words(head * self.dim);

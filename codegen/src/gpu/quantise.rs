@@ -1,5 +1,5 @@
-//! Rows brought to the compute type of a matrix kernel: f32 at another distance, or pairs of bf16. A thread for every
-//! word; rows of bytes are the CPU's.
+//! Rows brought to the compute type of a matrix kernel: f32 at another distance, or pairs of bf16. A thread
+//! for every word; rows of bytes are the CPU's.
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};
@@ -32,7 +32,7 @@ impl GpuKernel for Quantise {
                 out.store(x.words(word).load());
                 return;
             }
-            // The half of a pair that is not there is zero.
+            // The missing half of a pair is zero.
             let there = (word * 2 + 1).lt(k.i(cols as i64));
             let upper = x.words((word * 2 + 1).min(k.i(cols as i64 - 1))).load();
             out.store_int(x.words(word * 2).load().both_halves(there.pick(upper, k.f(0.0))));

@@ -1,5 +1,5 @@
-//! From router logits to the experts of a token and their weights, as `RouterDesc` defines it: a warp for every row. A lane
-//! holds the experts whose number by 32 leaves its own.
+//! From router logits to the experts of a token and their weights, as `RouterDesc` defines it: a warp for
+//! every row. A lane holds the experts whose number by 32 leaves its own.
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};
@@ -42,7 +42,7 @@ impl GpuKernel for Router {
         let mut choice: Vec<F<'k>> = (0..scores.len())
             .map(|i| {
                 let c = biases.as_ref().map_or(scores[i], |b| scores[i] + b[i]);
-                // What is past the last is never chosen.
+                // Numbers past the last expert are never chosen.
                 lanes.there(i).pick(c, k.f(f32::NAN))
             })
             .collect();
@@ -63,7 +63,7 @@ impl GpuKernel for Router {
     }
 }
 
-/// Numbers of experts, one of a lane after the other; what is past the last expert is not there.
+/// One lane's numbers of experts, in order; past the last expert they are absent.
 struct Lanes<'k> {
     k: &'k Kb<'k>,
     count: usize,
@@ -104,7 +104,8 @@ impl<'k> Lanes<'k> {
         e.into_iter().map(|e| e / sum).collect()
     }
 
-    /// The largest, the lowest of equals, which becomes NaN: NaN is never taken. Where nothing else is left it is [`NO_EXPERT`].
+    /// The largest, the lowest of equals, which becomes NaN: NaN is never taken. Where nothing else is left
+    /// it is [`NO_EXPERT`].
     fn take_best(&self, x: &mut [F<'k>]) -> I<'k> {
         let (k, max) = (self.k, self.max(x));
         let none = k.i32(NO_EXPERT);
@@ -161,7 +162,7 @@ fn mask_groups<'k>(lanes: &Lanes<'k>, experts: usize, g: Groups, choice: &mut [F
     }
 }
 
-/// Turns what was picked into weights.
+/// Turns the chosen scores into weights.
 fn weigh<'k>(
     lanes: &Lanes<'k>,
     d: &RouterDesc,

@@ -1,4 +1,4 @@
-//! Rows as they are: of a table by number, of another buffer, part by part; and their softmax.
+//! Rows that are copied: of a table by id, of another buffer, part by part; and the softmax of rows.
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};
@@ -73,7 +73,7 @@ impl GpuKernel for Softmax {
         let e = |c| (x.words(c).load() - max).exp();
         let sum: Vec<F<'k>> = k.fold(lane, cols, WARP, &[k.f(0.0)], |c, sum| vec![sum[0] + e(c)]);
         let sum = sum[0].warp_sum(WARP);
-        // A lane reads what it writes and no other lane does, so the result may be the operand.
+        // A lane reads the elements that it writes, and no others, so the result may be the operand.
         k.each(lane, cols, WARP, |c| out.words(c).store(e(c) / sum));
     }
 }

@@ -1,9 +1,11 @@
-//! Many rows by rows of a weight: a block takes 64 rows and 128 rows of the weight, and products run on tensor cores.
+//! Many rows by rows of a weight: a block takes 64 rows and 128 rows of the weight, and products run on
+//! tensor cores.
 //!
-//! Both come through shared memory a step of 32 columns at a time. While a step is multiplied the next is on its way, into
-//! the other half of it: rows and weights of bf16 by copies that go on by themselves, codes by registers, in which they
-//! become bf16. A number of f16 becomes two of bf16 whose sum it is, so that its rows come twice and 16 columns are a step:
-//! `[x, x] · [w₁, w₂]`. Weights of bf16 and f16 are multiplied as they are, then, and codes times scales rounded to bf16.
+//! Both come through shared memory, a step of 32 columns at a time. While a step is multiplied, the next is
+//! copied into the other half of shared memory. Rows and weights of bf16 are copied asynchronously; codes go
+//! through registers, in which they become bf16. A number of f16 becomes two of bf16 with the same sum, so
+//! its rows are read twice and a step has 16 columns: `[x, x] · [w₁, w₂]`. So weights of bf16 and f16 are
+//! multiplied exactly, and codes times scales are rounded to bf16.
 
 use super::weight::WeightRow;
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
@@ -15,7 +17,7 @@ pub(super) const ROWS: usize = 64;
 const COLUMNS: usize = 128;
 /// Columns of a step: a group of codes.
 const STEP: usize = 32;
-/// Bytes from row to row of a step: 16 more than it has, so that eight rows lie in different banks.
+/// Bytes from row to row of a step: 16 more than a row has, so that eight rows are in different banks.
 const PITCH: usize = 2 * STEP + 16;
 /// Bytes of a step of both.
 const STAGE: usize = (ROWS + COLUMNS) * PITCH;
@@ -36,7 +38,7 @@ pub(super) const fn columns(gated: bool) -> usize {
     if gated { COLUMNS / 2 } else { COLUMNS }
 }
 
-/// Whether a block can multiply rows of bf16, `ld` words apart, by rows of such a weight.
+/// Whether a block can multiply rows of bf16, `ld` words apart, by rows of this weight.
 pub(super) fn multiplies(format: Format, depth: usize, ld: usize) -> bool {
     let sixteen = ld.is_multiple_of(4) && depth.is_multiple_of(STEP);
     let whole = |unit: usize| format.row_bytes(depth).is_multiple_of(unit);
@@ -56,11 +58,11 @@ const fn columns_of_step(format: Format) -> usize {
 pub(super) struct Product<'a, 'k> {
     pub(super) depth: usize,
     pub(super) format: Format,
-    /// Whether fragments of gate and up take turns: 16 rows of the weight are 8 columns of the result.
+    /// Whether fragments of gate and up alternate: 16 rows of the weight are 8 columns of the result.
     pub(super) gated: bool,
     /// Address of a row of the block; of any valid row for one past the end.
     pub(super) row: &'a dyn Fn(I<'k>) -> P<'k>,
-    /// The row of the weight of a column of the block's result, of the gate or of what is multiplied with it. As above.
+    /// The row of the weight for a column of the block's result, of the gate or of its partner. As above.
     pub(super) weight: &'a dyn Fn(I<'k>, I<'k>) -> WeightRow<'k>,
     /// Takes a result: row and column in the block, the sum, and that of the gate's partner.
     pub(super) finish: &'a dyn Fn(I<'k>, I<'k>, F<'k>, Option<F<'k>>),
@@ -122,7 +124,7 @@ impl<'k> Product<'_, 'k> {
         keep(&read(k.i(0)), k.shared(0));
         let zero = vec![k.f(0.0); DOWN * ACROSS * 4];
         let sums = k.fold(0, steps, 1, &zero, |step, sums| {
-            // What was copied for this step is here, and no thread reads the one before any more.
+            // The copies for this step have arrived, and no thread reads the step before any more.
             k.wait_copies(0);
             k.barrier();
             // The last step is read once more rather than a branch taken.

@@ -15,13 +15,14 @@ pub(super) struct WeightRow<'k> {
     cols: usize,
 }
 
-/// Numbers that a lane read: consecutive columns from each of these on, all to be multiplied by the scale, if any.
+/// Numbers that a lane read: consecutive columns from each of these on, all to be multiplied by the scale, if
+/// any.
 pub(super) struct Part<'k> {
     pub(super) runs: Vec<(I<'k>, Vec<F<'k>>)>,
     pub(super) scale: Option<F<'k>>,
 }
 
-/// Codes that a lane read: words of them, where they lie in the row of bytes that they multiply, and their group.
+/// Codes that a lane read: their words, the place in the row of bytes that they multiply, and their group.
 pub(super) struct Codes<'k> {
     pub(super) words: Vec<(I<'k>, I<'k>)>,
     pub(super) group: I<'k>,
@@ -31,7 +32,7 @@ pub(super) struct Codes<'k> {
 }
 
 impl Part<'_> {
-    /// Codes become what they stand for, rounded to bf16.
+    /// Codes become the numbers that they encode, rounded to bf16.
     pub(super) fn round(&mut self) {
         let Some(scale) = self.scale.take() else { return };
         for x in self.runs.iter_mut().flat_map(|(_, run)| run) {
@@ -45,14 +46,14 @@ pub(super) const fn by_rows(format: Format) -> bool {
     !format.is_by_channel()
 }
 
-/// Bytes of a row of `cols` numbers that a lane reads at once: as many as rows are aligned to, none if that is less than
-/// a word.
+/// Bytes of a row of `cols` numbers that a lane reads at once: the alignment of rows, or 0 if that is less
+/// than a word.
 fn bytes_at_once(format: Format, cols: usize) -> usize {
     let bytes = format.row_bytes(cols);
     [WIDE, 8, 4].into_iter().find(|b| bytes.is_multiple_of(*b)).unwrap_or(0)
 }
 
-/// Numbers in so many bytes.
+/// Numbers in this many bytes.
 const fn numbers(format: Format, bytes: usize) -> usize {
     match (format, format.coding()) {
         (Format::F32, _) => bytes / 4,
@@ -68,7 +69,7 @@ impl<'k> WeightRow<'k> {
         Self { k, at: weight.bytes(row * format.row_bytes(cols)), format, cols }
     }
 
-    /// Columns that are read in [`Part`]s, whole ones; the rest come one by one.
+    /// Number of leading columns that are read in whole [`Part`]s; the rest are read one by one.
     pub(super) fn whole(&self) -> usize {
         let once = numbers(self.format, bytes_at_once(self.format, self.cols));
         // Codes of a group are read by several parts.
@@ -76,7 +77,7 @@ impl<'k> WeightRow<'k> {
         self.cols.checked_div(unit).map_or(0, |units| units * unit)
     }
 
-    /// Parts of the whole columns.
+    /// Number of parts in these columns.
     pub(super) fn parts(&self) -> usize {
         let once = numbers(self.format, bytes_at_once(self.format, self.cols));
         self.whole().checked_div(once).unwrap_or(0)
@@ -150,7 +151,7 @@ impl<'k> WeightRow<'k> {
         self.at.bytes(n)
     }
 
-    /// Group `group` of codes, as 16 words of two bf16: what a number is after it was rounded to that.
+    /// Group `group` of codes, as 16 words of two bf16: each number after rounding to bf16.
     pub(super) fn group_as_bf16(&self, group: I<'k>) -> Vec<I<'k>> {
         let parts = code_bytes(self.format) / bytes_at_once(self.format, self.cols).max(1);
         let scale = self.scale(group);
@@ -166,8 +167,8 @@ impl<'k> WeightRow<'k> {
         numbers.chunks_exact(2).map(|pair| pair[0].both_halves(pair[1])).collect()
     }
 
-    /// Sixteen numbers of f16 from column `16 · step` on, as 16 words of two bf16: first what each is rounded to, then what that
-    /// leaves, which bf16 holds exactly, for 11 digits are 8 and 3.
+    /// Sixteen numbers of f16 from column `16 · step` on, as 16 words of two bf16. The first is the number
+    /// rounded to bf16; the second is the remainder, which bf16 holds exactly, since 11 digits are 8 and 3.
     pub(super) fn sixteen_as_two_bf16(&self, step: I<'k>) -> Vec<I<'k>> {
         let words = (0..2).flat_map(|half| self.at.bytes(step * 32 + 16 * half).load_words(4));
         let pairs: Vec<[F<'k>; 2]> = words.map(|w| w.unpack(Halves::F16)).collect();
@@ -222,7 +223,8 @@ fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
     if kind == Coding::Nibbles {
         return std::array::from_fn(|i| ((w.logical_shr(8 * i as i64 + first) & 15) - 8_usize).to_float());
     }
-    // Sign, exponent and mantissa as those of f16, whose exponents begin 14 lower; and a code is twice its number.
+    // Sign, exponent and mantissa are read as f16, whose exponents begin 14 lower; a code is twice its
+    // number.
     let pair = |at: i64| {
         let bits = w.logical_shr(at + first);
         let number = (bits & 0x0007_0007).shl(9) | (bits & 0x0008_0008).shl(12);
@@ -232,7 +234,7 @@ fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
     [a, b, c, d]
 }
 
-/// Floats of one access to a row whose first lies at a multiple of `aligned` floats.
+/// Floats of one access to a row whose first float is at a multiple of `aligned` floats.
 pub(super) fn floats_at_once(aligned: usize) -> usize {
     widest(4, aligned)
 }

@@ -1,26 +1,26 @@
 //! Rows of bf16 pairs times a panel of bf16 pairs, on tile registers (AMX).
 //!
 //! A block is 32 rows by the 32 columns of a panel: four tiles of sums, two of rows, two of weights. A step
-//! of 32 channels loads four tiles (4 KiB) and multiplies four pairs of them, 65 536 operations: 16 for each
-//! byte that comes from a cache, so that a core which reads 125 GB/s from its second level multiplies
-//! 2 TFLOP/s. A panel is read from memory once, whatever the number of rows, and 64 rows make 64
-//! operations of each of its bytes.
+//! of 32 channels loads four tiles (4 KiB) and multiplies four pairs of them: 65 536 operations, 16 for each
+//! byte from a cache. So a core that reads 125 GB/s from its second-level cache multiplies at 2 TFLOP/s. A
+//! panel is read from memory once, whatever the number of rows; 64 rows make 64 operations for each of its
+//! bytes.
 //!
-//! Weights need no packing of their own: a row of a panel of pairs is 32 columns of a channel pair, so the
-//! two tiles of a step are 16 such rows, 128 bytes apart, at byte 0 and at byte 64. Rows lie as they were
+//! Weights need no packing of their own. A row of a panel of pairs is 32 columns of a channel pair, so the
+//! two tiles of a step are 16 such rows, 128 bytes apart, at bytes 0 and 64. Rows are used as they were
 //! packed; their distance is the stride of a tile.
 //!
 //! The last block of rows has tiles of fewer rows, which multiply faster in proportion. A rest of channels
 //! is a step with shorter tiles: the sums are stored and loaded again around its configuration.
 //!
-//! Loading and multiplying overlap where one operand comes from the first-level cache, and hardly where both come from
-//! the second (`bench/amx.md`), so operands are to be near. Rows come in blocks that the
-//! second-level cache holds ([`Schedule::rows`]), and all panels are multiplied by one before the next. While a panel is multiplied,
-//! the one that follows is on its way to that cache: each step prefetches its share of the lines ([`Ahead`]), and for the
-//! lines that results go to.
+//! Loading and multiplying overlap where one operand comes from the first-level cache, and hardly where both
+//! come from the second (`bench/amx.md`). So operands are to be near. Rows come in blocks that the
+//! second-level cache holds ([`Schedule::rows`]), and all panels are multiplied by one block before the next.
+//! While a panel is multiplied, the next is prefetched to that cache: each step prefetches its share of the
+//! lines ([`Ahead`]), and of the lines that results go to.
 //!
-//! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums between them
-//! costs what is saved.
+//! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums
+//! between them costs what is saved.
 
 use super::panel::{Panel, PanelRows, Results};
 use crate::dsl::{F, I, Kb, LINE, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
@@ -54,7 +54,8 @@ const PARTS: i64 = 16;
 /// Lines that are prefetched together, far from each other.
 const STREAMS: usize = 8;
 
-/// As [`super::multiply::multiply`], of a panel of pairs; `rows.row_stride` must be known, and there must be a row.
+/// As [`super::multiply::multiply`], of a panel of pairs; `rows.row_stride` must be known, and there must be
+/// a row.
 pub(super) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
@@ -96,8 +97,8 @@ pub(super) fn multiply<'k>(
 
 /// The panel that is wanted next, as it is packed.
 ///
-/// It is prefetched in [`STREAMS`] places at once, a line of each in turn: lines in the order of their addresses
-/// wait for each other in memory, lines of different pages do not.
+/// It is prefetched in [`STREAMS`] places at once, a line of each in turn. Lines in the order of their
+/// addresses wait for each other in memory; lines of different pages do not.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'k> {
     at: P<'k>,
@@ -186,7 +187,7 @@ impl<'k> Job<'_, 'k> {
         };
         each_sum(&|tile, _| k.zero_tile(tile));
         let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.row_stride));
-        // Results that go to the caches find their lines there; those after the last row are prefetched, too.
+        // Results that go to the caches find their lines there; lines after the last row are prefetched, too.
         let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
         let each = BLOCK.div_ceil(turns.max(1));
         let step = |step: I<'k>| {
@@ -223,8 +224,8 @@ impl<'k> Job<'_, 'k> {
     }
 }
 
-/// One step of one or two tiles of rows, `row_stride` words from row to row, and of the weights at an address: a load
-/// goes before the first product that wants it.
+/// One step of one or two tiles of rows, `row_stride` words from row to row, and of the weights at an
+/// address. A load comes directly before the first product that needs it.
 fn multiply_step<'k>(k: &'k Kb<'k>, rows: &[P<'k>], row_stride: usize, weights: P<'k>) {
     for (r, row) in rows.iter().enumerate() {
         for (c, b) in B.iter().enumerate() {
@@ -251,8 +252,8 @@ fn shape_steps<'k>(k: &'k Kb<'k>, config: P<'k>, words: usize) {
     k.shape_tiles(config, [sums, sums, sums, sums, rows, rows, weights, weights]);
 }
 
-/// A product of up to 32 rows with 32 columns of weights whose sums stay where they are wanted. Tiles have their
-/// full [`shape`] before and after.
+/// A product of up to 32 rows with 32 columns of weights whose sums stay where they are wanted. Tiles have
+/// their full [`shape`] before and after.
 pub(super) struct Sums<'k> {
     /// First row of pairs, and words from row to row.
     pub(super) rows: P<'k>,

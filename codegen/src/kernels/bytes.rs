@@ -1,14 +1,14 @@
-//! Rows of bytes times a panel of codes: integer dot products within a group of 32 channels, joined in
-//! f32 by the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
+//! Rows of bytes times a panel of codes: integer dot products within a group of 32 channels, joined in f32 by
+//! the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
 //! outliers of the panel are added before.
 //!
 //! A group of the panel is unpacked into registers once and multiplies every row of a block; the sums of the
 //! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
 //! row costs its dot products and one multiply-add per group and vector.
 //!
-//! With I8MM two rows are multiplied by the group at once, in half as many instructions. With AVX2 four rows are, because
-//! the group does not fit into its sixteen registers: a vector of weights is loaded once for the four. The
-//! sums are the same integers.
+//! With I8MM two rows are multiplied by the group at once, in half as many instructions. With AVX2 four rows
+//! are, because the group does not fit into its sixteen registers: a vector of weights is loaded once for the
+//! four. The sums are the same integers.
 //!
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
@@ -99,15 +99,16 @@ pub(super) fn multiply<'k>(
     });
 }
 
-/// Prefetches weights that are wanted later, some lines after every row that is multiplied by a group. Prefetched all at once they would fill what
-/// a core keeps of lines that are on their way, and the rows would wait for them: on Zen 4 eight rows took twice as long. For the same
-/// reason the group's own lines come before those that it prefetches.
+/// Prefetches weights that are needed later, some lines after every row that is multiplied by a group.
+/// Prefetched all at once, they would fill the core's queue of outstanding lines, and the rows would wait: on
+/// Zen 4 eight rows took twice as long. For the same reason the group's own lines come before those that it
+/// prefetches.
 struct Prefetcher<'k> {
     k: &'k Kb<'k>,
     /// Bytes of a group.
     bytes: usize,
     ahead: usize,
-    /// Whether there is but one round: it prefetches all at once, since nothing waits.
+    /// Whether there is a single round: it prefetches all lines at once, since nothing waits.
     alone: I<'k>,
     /// Lines in a round, else.
     lines: I<'k>,
@@ -203,8 +204,8 @@ fn word<'k>(k: &'k Kb<'k>, x: P<'k>, quad: I<'k>) -> I<'k> {
     x.words(quad).load_word().splat(k.lanes())
 }
 
-/// The integer sums of some rows and a group of q4, as [`dots`] gives them. A loop, because written out the sums
-/// would be joined as a tree, for which there are no registers.
+/// The integer sums of some rows and a group of q4, as [`dots`] gives them. A loop, because written out the
+/// sums would be joined as a tree, for which there are no registers.
 fn nibble_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let none = k.pairs(k.i32v(0), k.i32v(0));
@@ -228,7 +229,8 @@ fn nibble_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> 
     .collect()
 }
 
-/// As [`nibble_rows`], of E2M1: codes up to 12 with signs of their own. Sixteen products of 12 · 127 do not overflow 16 bits.
+/// As [`nibble_rows`], of E2M1: codes up to 12 with signs of their own. Sixteen products of 12 · 127 do not
+/// overflow 16 bits.
 fn e2m1_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let none = k.pairs(k.i32v(0), k.i32v(0));
@@ -269,12 +271,12 @@ fn code_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     sums.chunks_exact(2).map(|halves| [halves[0], halves[1]]).collect()
 }
 
-/// Lanes of two vectors that stand in the lower and the upper halves.
+/// Lanes of two vectors that are in the lower and the upper halves.
 const LOWER: [usize; 4] = [0, 1, 4, 5];
 const UPPER: [usize; 4] = [2, 3, 6, 7];
 
-/// Quads of four columns each, rearranged: eight channels of two columns in a vector. By steps of eight channels, then
-/// by pairs of columns.
+/// Quads of four columns each, rearranged: eight channels of two columns in a vector. By steps of eight
+/// channels, then by pairs of columns.
 fn columns<'k>(k: &'k Kb<'k>, weights: &[[I<'k>; 2]]) -> Vec<[I<'k>; 4]> {
     let steps = weights.chunks_exact(2);
     steps

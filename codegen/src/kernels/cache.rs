@@ -1,5 +1,5 @@
-//! The KV cache: writing tokens in the order that attention reads, normalised and rotated on their way, and bringing blocks of it into the form
-//! of a weight panel where they are not in it already.
+//! The KV cache: writes tokens, normalised and rotated, in the order that attention reads. Also brings blocks
+//! of it into the form of a weight panel if they are in another form.
 
 use super::position::{self, Rotation, RowNorm, Way};
 use super::{GpuKernel, Kernel, Rule};
@@ -62,9 +62,10 @@ struct Token<'k> {
 /// Heads `x` of tokens that are stored together, and the words from one to the next.
 type Heads<'k> = (P<'k>, usize);
 
-/// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`]
-/// or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a position outside of `0 .. ctx` are
-/// skipped; in a ring those below 0 alone, and position `p` goes to row `p mod ctx`.
+/// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as
+/// [`crate::key_order`] or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a
+/// position outside of `0 .. ctx` are skipped; in a ring those below 0 alone, and position `p` goes to row `p
+/// mod ctx`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheWrite {
     /// Heads.
@@ -117,7 +118,7 @@ impl Kernel for CacheWrite {
         Results::new([0]).unwrap_or_default()
     }
 
-    /// A token in another format, then heads of tokens on their way and the factors of their norms.
+    /// Scratch for a token in another format, then for the heads of tokens and the factors of their norms.
     fn scratch_bytes(&self, isa: &Isa) -> usize {
         let &Self { dim, norm, rotation, .. } = self;
         let is_moved = norm.is_some() || rotation.is_some();
@@ -189,8 +190,9 @@ impl Kernel for CacheWrite {
                 });
             });
         };
-        // A word of values in bf16 has two tokens, and the words of a key stand as far apart as tokens do in a panel: as many
-        // tokens as a vector has lanes are stored together. Where a token's numbers lie together nothing is gained.
+        // A word of values in bf16 has two tokens, and the words of a key are as far apart as tokens are in a
+        // panel. So as many tokens as a vector has lanes are stored together. Where a token's numbers are
+        // contiguous this gains nothing.
         if cache == Format::Q8 || (values && cache == Format::F32) {
             return k.tiles(ROWS, |tile, first, end| k.each(first, end, 1, |row| one(tile, row)));
         }
@@ -217,8 +219,8 @@ impl Kernel for CacheWrite {
     }
 }
 
-/// Whether the rows from `row` on, as many as a vector has lanes, are tokens that follow each other in one slot, the first
-/// at a multiple of their number.
+/// Whether the rows from `row` on, one for each lane of a vector, are consecutive tokens of one slot, the
+/// first at a multiple of their number.
 fn is_run<'k>(k: &'k Kb<'k>, pos: P<'k>, slot: P<'k>, row: I<'k>, end: I<'k>) -> I<'k> {
     let (lanes, there) = (k.lanes(), k.span_before(end - row));
     let [at, of] = [pos, slot].map(|p| p.words(row).load_vec(there).bits());
@@ -229,8 +231,8 @@ fn is_run<'k>(k: &'k Kb<'k>, pos: P<'k>, slot: P<'k>, row: I<'k>, end: I<'k>) ->
     runs.lanes_min().wide().equals(k.i(1)).and(first.rem(k.i(lanes as i64)).equals(k.i(0)))
 }
 
-/// Stores one head of as many tokens as a vector has lanes among the keys: `x` is that of the first, `ld` the words from
-/// row to row. They lie in one panel.
+/// Stores one head of as many tokens as a vector has lanes among the keys: `x` is the head of the first, `ld`
+/// the words from row to row. They are in one panel.
 fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): Heads<'k>, token: &Token<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let width = k.i(nr as i64);
@@ -288,7 +290,7 @@ fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Toke
     }
 }
 
-/// Stores one head of as many tokens as a vector has lanes among the values, in bf16. They lie in one block.
+/// Stores one head of as many tokens as a vector has lanes among the values, in bf16. They are in one block.
 fn put_values<'k>(k: &'k Kb<'k>, dim: usize, (x, ld): Heads<'k>, token: &Token<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let block = k.i(BLOCK as i64);
@@ -309,7 +311,7 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
     let index = |n: usize| k.i(n as i64);
     let block = token.head.bytes(token.at.div(index(BLOCK)) * value_block_bytes(&k.isa, format, dim));
     let t = token.at.rem(index(BLOCK));
-    // Tokens stand in pairs, so that neighbours share a word: only the own half is written.
+    // Tokens are in pairs, so that neighbours share a word: only the own half is written.
     let pair = t.div(index(2)) * (2 * nr) + t.rem(index(2));
     let place = |c: I<'k>| c.div(index(nr)) * (nr * BLOCK) + pair + c.rem(index(nr)) * 2;
     match format {

@@ -6,8 +6,9 @@ use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::op::DispatchLayout;
 
-/// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
-/// token's slots, to which the residual is added last: the bits of a sum and of an addition. `out` may be `residual`.
+/// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each token's
+/// slots. The residual is added last, so the bits are those of a sum and a separate addition. `out` may be
+/// `residual`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Combine {
     /// Layout of the dispatch table.
@@ -55,7 +56,7 @@ impl Kernel for Combine {
                 .map(|j| {
                     let weight = weights.words(row * layout.k).words(j).load().splat();
                     let slot = slots.words(j).load_int();
-                    // A choice without a slot adds nothing; what lies in the first one may be no number.
+                    // A choice without a slot adds nothing; the first slot may hold NaN.
                     let there = partial.then(|| slot.ge(k.i(0)));
                     (y.words(if partial { slot.max(k.i(0)) } else { slot } * hidden), weight, there)
                 })
@@ -66,7 +67,8 @@ impl Kernel for Combine {
                     let y = y.words(c).load_vec(span);
                     there.map_or(y, |there| there.pick(y, k.fv(0.0))).fma(*w, sum)
                 });
-                // The residual comes last, as where another step adds it: experts may be combined in one place and added in another.
+                // The residual comes last, as where another step adds it: experts may be combined in one
+                // place and added in another.
                 let sum = residual.map_or(sum, |(r, ld)| sum + r.words(row * ld).words(c).load_vec(span));
                 out.words(c).store_vec(sum, span);
             });

@@ -1,4 +1,4 @@
-//! Rows of a table as f32: what a token's id stands for.
+//! Rows of a table as f32: the embedding of a token's id.
 
 use super::panel::panel_bytes;
 use super::{GpuKernel, Kernel, Rule};
@@ -20,7 +20,7 @@ pub struct Embed {
     pub hidden: usize,
     /// Format of the table.
     pub format: Format,
-    /// Whether the table is stored in panels, as a head that shares it multiplies by it; otherwise row by row.
+    /// Whether the table is stored in panels, because a head shares it; otherwise row by row.
     pub panels: bool,
     /// Row distance of `out`.
     pub out_ld: usize,
@@ -91,7 +91,7 @@ fn column<'k>(k: &'k Kb<'k>, format: Format, table: P<'k>, id: I<'k>, hidden: us
         let value = match format {
             Format::F32 => panel.words(c * nr + column).load(),
             Format::F16 => panel.halves(c * nr + column).load_f16(),
-            // Pairs of channels lie side by side.
+            // Pairs of channels are adjacent.
             _ => {
                 let upper = c & 1;
                 panel.halves((c - upper) * nr + column * 2 + upper).load_bf16()

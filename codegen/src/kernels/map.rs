@@ -56,7 +56,8 @@ pub enum MapOp {
         /// Bound that no result reaches.
         cap: f32,
     },
-    /// `a · (1 + beta · ln(1 + ⌊(b + offset) / every⌋))` with one position `b`, i32, per row; 0 where it is negative.
+    /// `a · (1 + beta · ln(1 + ⌊(b + offset) / every⌋))` with one position `b`, i32, per row; 0 where it is
+    /// negative.
     ScaleByPosition {
         /// Slope over the logarithm.
         beta: f32,
@@ -177,7 +178,7 @@ impl Kernel for Map {
 
 /// Source of the second operand of a [`MapOp`].
 enum Second {
-    /// There is none.
+    /// No second operand.
     None,
     /// A row of the same width.
     Row(usize),

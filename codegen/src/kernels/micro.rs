@@ -17,8 +17,8 @@ pub(super) fn variants(mr: usize) -> impl Iterator<Item = usize> {
     (least..=mr).rev().chain([4, 2, 1].into_iter().filter(move |&m| m < least))
 }
 
-/// Cuts rows `first .. end` into groups that the microkernel is written for: evenly where there are enough rows, since a
-/// small group waits for its sums and for the weights; else greedily.
+/// Cuts rows `first .. end` into groups for which the microkernel is written. With enough rows the groups are
+/// even, since a small group waits for its sums and for the weights; otherwise they are greedy.
 pub(crate) fn row_groups<'k>(
     k: &'k Kb<'k>,
     mr: usize,
@@ -49,8 +49,8 @@ pub(crate) fn row_groups<'k>(
 
 /// Rows times panel, for panels of f32, f16 and bf16: two vectors of columns for each row.
 ///
-/// A step is one channel, or the pair of channels that a word of bf16 holds. `later` is a quarter of a panel that is
-/// wanted after this one: it is prefetched meanwhile.
+/// A step is one channel, or the pair of channels that a word of bf16 holds. `later` is a quarter of a panel
+/// that is needed after this one: it is prefetched meanwhile.
 pub(crate) fn product<'k>(
     k: &'k Kb<'k>,
     rows: &[P<'k>],
@@ -173,7 +173,7 @@ pub(crate) struct Columns<'k> {
 }
 
 impl<'k> Columns<'k> {
-    /// Those of panel `p` of a weight with `n` rows.
+    /// The columns of panel `p` of a weight with `n` rows.
     pub(crate) fn of(k: &'k Kb<'k>, p: I<'k>, n: usize, glu: Option<Glu>) -> Self {
         let gates = glu.filter(|glu| glu.is_gated()).map(|_| n / 2);
         let (width, count) = gates.map_or((k.isa.nr, n), |gates| (k.isa.nr / 2, gates));

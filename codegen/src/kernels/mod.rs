@@ -1,5 +1,5 @@
-//! One kernel per file: parameters, symbol, work items, scratch, layout, rules and code. [`KernelSpec`](crate::KernelSpec) is the
-//! table of them.
+//! One kernel per file: parameters, symbol, work items, scratch, layout, rules and code.
+//! [`KernelSpec`](crate::KernelSpec) is the table of them.
 #![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod amx;

@@ -44,7 +44,7 @@ fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: ComputeType)
     panel_bytes(isa, unpack::depth(depth), unpack::format(compute))
 }
 
-/// Whether such products run on tile registers. Rows must then lie a fixed distance apart.
+/// Whether such products run on tile registers. Rows must then be a fixed distance apart.
 pub(crate) fn on_tiles(isa: &Isa, compute: ComputeType) -> bool {
     isa.tiles && compute == ComputeType::Bf16
 }
@@ -82,8 +82,8 @@ pub(crate) fn multiply<'k>(
     let mr = k.isa.mr;
     row_groups(k, mr, first, end, |at, m| {
         let later = rows.next.filter(|_| m >= least(mr) && panel.schedule.ahead > 0).map(|next| {
-            // The first group of rows wants its panel faster than memory gives it. Those that follow find it in the
-            // second-level cache and leave memory idle: time to fetch the next one.
+            // The first group of rows wants its panel faster than memory gives it. Those that follow find it
+            // in the second-level cache and leave memory idle: time to fetch the next one.
             let pass = (at - first).div(k.i(m as i64)).min(k.i(QUARTERS as i64 - 1));
             let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
             next.bytes(pass * (bytes / QUARTERS))

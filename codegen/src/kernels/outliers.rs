@@ -1,8 +1,9 @@
-//! Rows of a weight that stand in INT8 after panels of nibbles: their codes, brought to the columns of the panel that they
-//! belong to.
+//! Rows of a weight that are stored in INT8 after panels of nibbles: their codes, brought to the columns of
+//! their panel.
 //!
-//! A panel has as many of them as it has, and each is read along its input channels. Rows of bytes are multiplied by it as such, eight
-//! words of four channels at a time; other rows are multiplied by the unpacked panel, in which its column is written last.
+//! A panel has as many of them as it has, and each is read along its input channels. Rows of bytes are
+//! multiplied by it as such, eight words of four channels at a time; other rows are multiplied by the
+//! unpacked panel, in which its column is written last.
 
 use super::panel::Panel;
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
@@ -35,7 +36,8 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, format: Format, to: P
     });
 }
 
-/// Adds to the sums of rows `first .. end` of bytes what their columns give, times `by`; scales of columns come later.
+/// Adds to the sums of rows `first .. end` of bytes what their columns give, times `by`; scales of columns
+/// come later.
 pub(super) fn add<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
@@ -102,8 +104,8 @@ fn dot<'k>(k: &'k Kb<'k>, sum: I<'k>, codes: I<'k>, x: I<'k>) -> I<'k> {
     k.dot_bytes(sum, weights, x)
 }
 
-/// Initial sums of a group at `x`, an eighth in each of eight lanes: VNNI multiplies by `code + 128`, and the row
-/// has −128 times its own sum.
+/// Initial sums of a group at `x`, an eighth in each of eight lanes: VNNI multiplies by `code + 128`, and the
+/// row has −128 times its own sum.
 fn correction<'k>(k: &'k Kb<'k>, x: P<'k>) -> I<'k> {
     if k.isa.bytes == ByteDot::Vnni {
         x.bytes(CORRECTION).load_word().shr(3).splat(k.lanes())

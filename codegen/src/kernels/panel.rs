@@ -131,7 +131,7 @@ pub(crate) struct PanelRows<'r, 'k> {
 /// Destination of a panel's columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Results<'k> {
-    /// Those of row 0.
+    /// Address of row 0.
     pub(crate) at: P<'k>,
     /// Words from row to row.
     pub(crate) ld: usize,

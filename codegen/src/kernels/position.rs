@@ -1,9 +1,9 @@
-//! Heads on their way to a kernel: normalised and rotated where they are read.
+//! Heads as input of a kernel: normalised and rotated where they are read.
 //!
-//! Rotary embedding follows a norm in many models (OLMoE norms a whole row of queries or keys, Qwen3 each head), and keys
-//! go on into the cache. Each of these steps would read and write as much as the one before, so a kernel that reads heads
-//! ([`super::rope`], [`super::cache`]) does what comes before in registers. The order of every sum and product is that of the steps
-//! of their own.
+//! Rotary embedding follows a norm in many models (OLMoE norms a whole row of queries or keys, Qwen3 each
+//! head), and keys go on into the cache. As separate steps, each would read and write as much as the one
+//! before. So a kernel that reads heads ([`super::rope`], [`super::cache`]) does the earlier steps in
+//! registers. The order of every sum and product is that of the separate steps.
 
 use super::Rule;
 use super::norm::factor;
@@ -97,8 +97,8 @@ impl<'k> Way<'k> {
         Some(factor(k, x, n.width, n.eps, None))
     }
 
-    /// Writes head `head` of the row at `x` to `to`: all of it, or, if it is not moved, what changes. `of_row` is what
-    /// [`Self::of_row`] gave.
+    /// Writes head `head` of the row at `x` to `to`: all of it, or, if it is not moved, what changes.
+    /// `of_row` is what [`Self::of_row`] gave.
     pub(super) fn head(
         &self,
         k: &'k Kb<'k>,
@@ -145,7 +145,8 @@ impl<'k> Way<'k> {
     }
 }
 
-/// Rotates the channels that `read` gives. Every pair is read before it is written, so `out` may be where they are.
+/// Rotates the channels that `read` gives. Every pair is read before it is written, so `out` may be where
+/// they are.
 fn rotate<'k>(
     k: &'k Kb<'k>,
     r: Rotation,

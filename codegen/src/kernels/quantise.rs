@@ -73,8 +73,8 @@ impl Kernel for Quantise {
     }
 }
 
-/// Writes a row of `cols` numbers in a compute type: `read(c, span)` gives those from column `c` on. Every number is read before
-/// what it goes to is written.
+/// Writes a row of `cols` numbers in a compute type: `read(c, span)` gives those from column `c` on. Every
+/// number is read before its destination is written.
 pub(super) fn write_row<'k>(
     k: &'k Kb<'k>,
     compute: ComputeType,

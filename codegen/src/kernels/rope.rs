@@ -6,8 +6,8 @@ use crate::dsl::Kb;
 use crate::machine::Isa;
 use crate::spec::Symbol;
 
-/// `[x, norm weight?, angles (cos[rotary/2], sin[rotary/2] per row), out]`: heads normalised, if so, and rotated.
-/// Without a norm `out` may be `x`.
+/// `[x, norm weight?, angles (cos[rotary/2], sin[rotary/2] per row), out]`: heads normalised, if so, and
+/// rotated. Without a norm `out` may be `x`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Heads.

@@ -157,8 +157,9 @@ fn score<'k>(k: &'k Kb<'k>, d: &RouterDesc, z: P<'k>, scores: P<'k>) {
     }
 }
 
-/// Index of the largest of `count` numbers, the lowest of equals, which becomes NaN: NaN is never taken. Where nothing else is left
-/// the index is [`NO_EXPERT`]. The second result is an index that is always in range. The array is NaN up to a whole vector.
+/// Index of the largest of `count` numbers, the lowest of equals, which becomes NaN: NaN is never taken.
+/// Where nothing else is left the index is [`NO_EXPERT`]. The second result is an index that is always in
+/// range. The array is NaN up to a whole vector.
 fn take_best<'k>(k: &'k Kb<'k>, x: P<'k>, count: usize) -> (I<'k>, I<'k>) {
     let padded = count.next_multiple_of(k.lanes());
     let larger = |m: F<'k>, c, _| m.max(x.words(c).load_vec(Span::Full));
@@ -174,7 +175,8 @@ fn take_best<'k>(k: &'k Kb<'k>, x: P<'k>, count: usize) -> (I<'k>, I<'k>) {
     (id, best)
 }
 
-/// Masks the experts outside of the best groups. Where a score is NaN it stays so: a mask makes no expert of it.
+/// Masks the experts outside of the best groups. Where a score is NaN it stays so: a mask makes no expert of
+/// it.
 fn mask_groups<'k>(
     k: &'k Kb<'k>,
     experts: usize,

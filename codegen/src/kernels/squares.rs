@@ -1,7 +1,7 @@
 //! Rows of bf16 pairs times a panel of bf16 pairs, two rows and two columns at a time (`bfmmla` of NEON).
 //!
-//! An instruction multiplies four channels of two rows by four of two columns: twice the products of `bfdot`. The
-//! sums of two rows and two columns share a vector, and are parted once at the end.
+//! An instruction multiplies four channels of two rows by four of two columns: twice the products of `bfdot`.
+//! The sums of two rows and two columns share a vector, and are parted once at the end.
 
 use super::panel::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
@@ -11,7 +11,7 @@ use moec_ir::types::Format;
 
 /// Words of pairs that a vector of a row holds: two steps of four channels.
 const WORDS: usize = 4;
-/// Lanes of two vectors that stand in their lower and in their upper halves.
+/// Lanes of two vectors that are in their lower and in their upper halves.
 const LOWER: [usize; 4] = [0, 1, 4, 5];
 const UPPER: [usize; 4] = [2, 3, 6, 7];
 
@@ -58,7 +58,8 @@ pub(super) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
     sums.chunks_exact(4).flat_map(|sums| [row(sums, LOWER), row(sums, UPPER)]).collect()
 }
 
-/// Words `word` and `word + 1` of the columns of a panel, two columns in a vector; words from `there` on are zero.
+/// Words `word` and `word + 1` of the columns of a panel, two columns in a vector; words from `there` on are
+/// zero.
 fn columns<'k>(k: &'k Kb<'k>, from: P<'k>, word: usize, there: usize) -> [I<'k>; 4] {
     let load = |word: usize, column: usize| {
         if word < there { from.words(word * k.isa.nr + column).load_ints() } else { k.i32v(0) }

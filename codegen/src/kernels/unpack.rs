@@ -1,4 +1,5 @@
-//! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that are multiplied by them.
+//! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that
+//! are multiplied by them.
 
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
@@ -56,9 +57,9 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     outliers::unpack(k, panel, format, to);
 }
 
-/// A group to pairs of bf16, where one instruction moves any byte anywhere (AVX512-VBMI): every code goes to the top of a
-/// word, in the order of the pairs, and is so 2²⁴ times itself; two vectors become one of bf16 as they stand. The same
-/// numbers as otherwise: what the scale is divided by is a power of two.
+/// A group to pairs of bf16, where one instruction moves any byte anywhere (AVX512-VBMI): every code goes to
+/// the top of a word, in the order of the pairs, and is so 2²⁴ times itself; two vectors become one of bf16
+/// as they stand. The same numbers as otherwise: what the scale is divided by is a power of two.
 fn by_permutes<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
@@ -82,7 +83,7 @@ fn by_permutes<'k>(
     }
 }
 
-/// Of a quad's two pairs of channels: the bytes of the lower half of the columns and of the upper half, as pairs.
+/// Byte orders of a quad's two pairs of channels: the lower half of the columns and the upper half, as pairs.
 fn pair_orders<'k>(k: &'k Kb<'k>) -> Vec<[VectorValue<'k>; 2]> {
     let lanes = k.lanes();
     let byte = |pair: usize, half: usize, i: usize| 4 * (half * lanes / 2 + i / 2) + 2 * pair + i % 2;
@@ -92,12 +93,13 @@ fn pair_orders<'k>(k: &'k Kb<'k>) -> Vec<[VectorValue<'k>; 2]> {
 
 /// The panel that [`unpack`] writes.
 pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
-    // What was just written needs no fetching.
+    // Data that was just written need not be prefetched.
     let schedule = Schedule { ahead: 0, ..panel.schedule };
     Panel { weights: k.scratch(), format: format(panel.compute), schedule, outliers: None, ..*panel }
 }
 
-/// A vector of the scales of a group, from a column on, for codes as [`codes`] and [`high_nibbles`] give them.
+/// A vector of the scales of a group, from a column on, for codes as [`codes`] and [`high_nibbles`] give
+/// them.
 pub(super) fn scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
     let scale = plain_scale(k, panel, group, column);
     if is_nibbles(panel.format) { scale * k.f(1.0 / 16.0) } else { scale }
@@ -115,7 +117,8 @@ pub(super) fn plain_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, co
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
 pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     match format.coding() {
-        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16 out.
+        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16
+        // out.
         Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
         Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
         _ => group.words(quad * nr + column).load_ints(),

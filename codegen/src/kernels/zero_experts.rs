@@ -6,7 +6,8 @@ use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::plan::Results;
 
-/// `[ids i32, weights, ids i32, sum]`: choices of the `zero` experts after the first `experts` as −1, and the sum of their weights.
+/// `[ids i32, weights, ids i32, sum]`: choices of the `zero` experts after the first `experts` as −1, and the
+/// sum of their weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ZeroExperts {
     /// Experts that compute.

@@ -7,8 +7,8 @@ use moec_ir::types::{Format, GROUP};
 use std::io::{self, Write};
 use std::ops::Range;
 
-/// Numbers of a block, where a panel has no more: half a megabyte of bf16 stays in the second-level cache, and quantising
-/// them takes some milliseconds.
+/// Numbers of a block, where a panel has no more: half a megabyte of bf16 stays in the second-level cache,
+/// and quantising them takes some milliseconds.
 const SHARE: usize = 1 << 18;
 
 /// A run of panels of one matrix, which are packed together; without any, the outliers after them.
@@ -22,7 +22,8 @@ pub struct Block {
 }
 
 impl Geometry {
-    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near `SHARE`.
+    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near
+    /// `SHARE`.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let (g, panels) = (*self, self.panels());
         let rows = g.at_once();
@@ -49,7 +50,7 @@ impl Geometry {
         Self { matrices: 1, ..*self }.blocks().count()
     }
 
-    /// Ranges of rows that a block requests, in their order; outliers are not known before they are chosen.
+    /// Ranges of rows that a block reads, in their order; outliers are not known before they are chosen.
     pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
         block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
     }
@@ -63,8 +64,9 @@ pub trait Rows<E> {
     /// Whatever keeps them from being read.
     fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
 
-    /// As [`Rows::read`], but as bytes in the format of the packed weight ([`Format::stored_bytes`] each), little-endian, if they are at
-    /// hand so: what `read` gives, rounded. `false`: they are not, and `out` holds anything.
+    /// As [`Rows::read`], but as bytes in the format of the packed weight ([`Format::stored_bytes`] each),
+    /// little-endian, if they are at hand so: what `read` gives, rounded. `false`: they are not, and `out`
+    /// holds anything.
     ///
     /// # Errors
     /// As [`Rows::read`].
@@ -89,11 +91,11 @@ pub struct Scratch {
 /// Packs a block after what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
-/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. What is at hand as codes and scales
-/// keeps them. Padding is zero.
+/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. What is
+/// at hand as codes and scales keeps them. Padding is zero.
 ///
 /// # Errors
-/// Those of `rows`.
+/// Errors of `rows`.
 pub fn pack_block<E>(
     geometry: &Geometry,
     block: &Block,
@@ -154,10 +156,11 @@ pub fn pack_block<E>(
     Ok(())
 }
 
-/// The rows of matrix `matrix` that its format stores as INT8, in ascending order: those that lose most by less.
+/// The rows of matrix `matrix` that its format stores as INT8, in ascending order: those with the largest
+/// error in the narrower format.
 ///
 /// # Errors
-/// Those of `rows`.
+/// Errors of `rows`.
 pub fn outliers<E>(
     geometry: &Geometry,
     matrix: usize,
@@ -169,7 +172,8 @@ pub fn outliers<E>(
     q4o::choose([g.rows, g.cols], g.format.outliers(g.rows), weighting, &mut read)
 }
 
-/// Gives every range of rows its part of `out`, of so many items per number, until one answers `false`.
+/// Calls a function with every range of rows and its part of `out`, `n` items per number, until one returns
+/// `false`.
 fn each<T, E>(
     g: &Geometry,
     ranges: &[(Range<usize>, usize)],
@@ -186,11 +190,11 @@ fn each<T, E>(
     Ok(true)
 }
 
-/// Packs a weight, one panel at a time. `read(matrix, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
-/// Returns the bytes written, which are [`Geometry::bytes`].
+/// Packs a weight, one panel at a time. `read(matrix, rows, out)` is [`Rows::read`]; the rest is as
+/// [`pack_block`] has it. Returns the bytes written, which are [`Geometry::bytes`].
 ///
 /// # Errors
-/// Those of `read` and of the writer.
+/// Errors of `read` and of the writer.
 pub fn pack<E: From<io::Error>>(
     geometry: &Geometry,
     importance: &Importance<'_>,
@@ -240,7 +244,7 @@ fn put_groups(g: &Geometry, ranges: &[(Range<usize>, usize)], groups: &[Group], 
     each_lane(g, ranges, rows, panel, |lane, row, bytes| lane.put_groups(row, bytes));
 }
 
-/// Gives every row of a panel of a grouped format to `put`, with the bytes that it lies in; pads where there is none.
+/// Gives every row of a panel of a grouped format to `put`, with its bytes; rows past the end are padding.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 fn each_lane<T>(
@@ -264,8 +268,8 @@ fn each_lane<T>(
     }
 }
 
-/// Groups of rows of `cols` numbers in a grouped format, the last one of a row filled up with zeros, rounded as
-/// [`pack()`] does.
+/// Groups of rows of `cols` numbers in a grouped format, the last one of a row filled up with zeros, rounded
+/// as [`pack()`] does.
 pub fn groups(format: Format, rows: &[f32], cols: usize, weighting: Weighting<'_>) -> Vec<Group> {
     if let Some(groups) = weighting.rounded(format, cols, rows) {
         return groups;

@@ -1,8 +1,8 @@
 //! Rows of numbers as whole codes times one scale each: one scale for an output channel, as NPUs want it.
 //!
-//! A scale is chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` of the row is small, codes being the nearest
-//! ones; it is positive and has [`SCALE_BITS`] significant bits, so that its product with any code is exact in f32.
-//! Every unit that multiplies, the CPU or another, works with the same numbers.
+//! A scale is chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` of the row is small, codes being
+//! the nearest ones; it is positive and has [`SCALE_BITS`] significant bits, so that its product with any
+//! code is exact in f32. Every unit that multiplies, the CPU or another, works with the same numbers.
 
 use super::quantise::SMALLEST;
 use super::vectors::{Work, widest};
@@ -35,8 +35,8 @@ impl Width {
         }
     }
 
-    /// Codes that the tried scales give the largest magnitude of a row. What is beyond the range is cut off,
-    /// for the good of the others: the longer a row, the farther its largest number is from the rest.
+    /// Codes that the tried scales give the largest magnitude of a row. Numbers beyond the range are cut off,
+    /// to the benefit of the others: the longer a row, the farther its largest number is from the rest.
     const fn tops(self) -> &'static [f32] {
         match self {
             Self::Int4 => &[
@@ -46,8 +46,8 @@ impl Width {
         }
     }
 
-    /// More scales that are tried, by the row's root mean square: where the largest numbers tell nothing of the others, or
-    /// do not matter.
+    /// More scales that are tried, by the row's root mean square: where the largest numbers tell nothing of
+    /// the others, or do not matter.
     const fn spreads(self) -> &'static [f32] {
         match self {
             Self::Int4 => &[0.2, 0.25, 0.3, 0.36, 0.45],
@@ -71,9 +71,9 @@ impl Channel {
         self.codes.iter().map(|&q| f32::from(q) * self.scale)
     }
 
-    /// The channel that stands for `x`, with the nearest codes to the best scale found. `weights` says how much an error in
-    /// each number matters: as many, finite and not negative; `None`: all the same. Numbers are at most [`LARGEST`] in
-    /// magnitude; a row of none but zeros has the scale 1.
+    /// The channel that represents `x`, with the nearest codes to the best scale found. `weights` are the
+    /// weights of the numbers' errors, finite and not negative; `None`: all equal. Numbers are at most
+    /// [`LARGEST`] in magnitude; a row of zeros has the scale 1.
     pub fn nearest(width: Width, x: &[f32], weights: Option<&[f32]>) -> Self {
         Self::with_scale(width, x, best_scale(width, x, weights))
     }
@@ -85,7 +85,8 @@ impl Channel {
         Self { scale, codes: codes.collect() }
     }
 
-    /// The channel that numbers were read back from: a scale and codes that give them exactly, if there are any.
+    /// The channel that numbers were read back from: a scale and codes that give them exactly, if there are
+    /// any.
     pub fn again(width: Width, x: &[f32]) -> Option<Self> {
         let largest = x.iter().fold(0.0_f32, |m, x| if x.abs() > m.abs() { *x } else { m });
         if largest == 0.0 {
@@ -156,8 +157,8 @@ struct Fit {
 }
 
 impl Fit {
-    /// `Σ w x q` and `Σ w q²` of the nearest codes at `1 / scale`. The best scale for those codes is their quotient, and
-    /// `Σ w x²` less `(Σ w x q)² / Σ w q²` is what it misses.
+    /// `Σ w x q` and `Σ w q²` of the nearest codes at `1 / scale`. The best scale for those codes is their
+    /// quotient, and `Σ w x²` less `(Σ w x q)² / Σ w q²` is what it misses.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn sums(&self, by: f32) -> (f64, f64) {
@@ -179,7 +180,7 @@ impl Fit {
         (xqs, qqs)
     }
 
-    /// Of the numbers, by their weights.
+    /// Root mean square of the numbers, by their weights.
     fn root_mean_square(&self) -> f32 {
         let (mut squares, mut weights) = (0.0, 0.0);
         for (x, w) in self.x.iter().zip(&self.w) {
@@ -210,7 +211,7 @@ impl Work for Search<'_> {
     #[inline(always)]
     fn run(self) -> f32 {
         let Self { fit, largest } = self;
-        // What the best scale for the codes at hand gains, and that scale.
+        // The gain of the best scale for the present codes, and that scale.
         let (mut gain, mut scale) = (0.0, f64::from(largest / fit.width.tops()[0]));
         let tops = fit.width.tops().iter().map(|top| top / largest);
         let spread = fit.root_mean_square();

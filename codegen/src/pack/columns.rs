@@ -1,5 +1,5 @@
-//! Matrices whose rows have a scale each, in the order of [`Layout`]: panels of nibbles with their columns' scales, and the
-//! rows of wider codes after the last panel.
+//! Matrices whose rows have a scale each, in the order of [`Layout`]: panels of nibbles with their columns'
+//! scales, and the rows of wider codes after the last panel.
 
 use super::channel::{Channel, Width};
 use super::{Geometry, Weighting, feedback, q4o};
@@ -12,11 +12,11 @@ use std::ops::Range;
 /// Two codes that are 0.
 const ZEROS: u8 = 0x88;
 
-/// Share of a row's energy that feedback may cost: with one scale for all of it, numbers by far the largest are cut off
-/// where what they are multiplied by is small. Another row would cost all of it and more.
+/// Share of a row's energy that feedback may cost. With one scale for a whole row, the largest numbers are
+/// cut off where their inputs are small. Another row would cost all of its energy and more.
 const LOST: f64 = 0.5;
 
-/// Codes that lie together: an input of the dot-product instructions.
+/// Codes that are stored together: an input of the dot-product instructions.
 const QUAD: usize = 4;
 
 /// Bytes of a matrix of such a format.
@@ -65,8 +65,8 @@ impl Places {
     }
 }
 
-/// Packs panels of a matrix after what `out` holds. `read` fills its second argument with rows of the matrix, whose
-/// outliers `weighting` names.
+/// Packs panels of a matrix after what `out` holds. `read` fills its second argument with rows of the matrix,
+/// whose outliers `weighting` names.
 pub(super) fn pack_panels<E>(
     g: &Geometry,
     panels: Range<usize>,
@@ -140,7 +140,7 @@ pub(super) fn pack_outliers<E>(
     Ok(())
 }
 
-/// Column of a row of `matrix`, read back; `None` where the bytes end before it, or their table is none.
+/// Column of a row of `matrix`, read back; `None` if the bytes end before it, or their table is invalid.
 fn channel(g: &Geometry, matrix: &[u8], row: usize) -> Option<(Width, Channel)> {
     let places = Places::of(g);
     let (p, column) = g.column_of(row);

@@ -1,14 +1,15 @@
 //! Codes and scales that were chosen one after the other, looked at once more.
 //!
-//! Feedback chooses a code before it knows those after it. Afterwards `tr((W − Ŵ) H (W − Ŵ)ᵀ)` falls further, code by
-//! code: with all others as they are, the best one is the nearest to `ŵ[k] + ((w − ŵ) H)[k] / H[k, k]` (cyclic coordinate
-//! descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale that is best for its codes.
+//! Feedback chooses a code before it knows those after it. Afterwards `tr((W − Ŵ) H (W − Ŵ)ᵀ)` falls further,
+//! code by code. With all others fixed, the best code is the nearest to `ŵ[k] + ((w − ŵ) H)[k] / H[k, k]`
+//! (cyclic coordinate descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale
+//! that is best for its codes.
 
 use super::lanes::{LANES, Lanes, stored};
 use super::quantise::Codes;
 use moec_ir::types::GROUP;
 
-/// Sixteen rows in a block of columns, on their way.
+/// Sixteen rows, while they are rounded, in a block of columns.
 pub(super) struct Descent<'a> {
     /// `H`, `[n, n]`.
     moments: &'a [f32],
@@ -54,7 +55,7 @@ impl<'a> Descent<'a> {
             for l in 0..LANES {
                 let by = weight * scale[l];
                 let code = Codes::Q4.nearest(old[l] + self.pull[i][l] / by);
-                // Where nothing is stored, or nothing matters, there is no better code.
+                // Where nothing is stored, or no error matters, no code is better.
                 let code = if by == 0.0 { old[l] } else { code };
                 self.codes[i][l] = code;
                 less[l] = (old[l] - code) * scale[l];

@@ -29,8 +29,9 @@ pub(super) fn bits(code: i8) -> u8 {
     E2M1.iter().position(|&known| known == code).map_or(0, |at| at as u8)
 }
 
-/// The group that stands for `x`, of which `largest` is the largest magnitude, not zero, by the weighted error: with the scale of the
-/// specification (section 6.3), by which that number is cut off if it is more than six times the power, or with twice that.
+/// The group that represents `x` with the smaller weighted error; `largest` is its largest magnitude, not
+/// zero. The scale is that of the specification (section 6.3), which cuts this number off if it is more than
+/// six times the power, or twice that.
 pub(super) fn nearest(x: &[f32; GROUP], largest: f32, weights: &[f32; GROUP]) -> Group {
     // The power of two in the largest number by that in the largest of E2M1, which is 4; and half of it.
     let power = f32::from_bits(largest.to_bits() & 0x7f80_0000) / 8.0;
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(of(0.0, 4.0).scale, 0.5);
         // 7.5 is cut off to 6 with a power of 1, and is 8 with a power of 2.
         assert_eq!((of(0.0, 7.5).scale, of(0.0, 7.5).codes[3]), (1.0, 8));
-        // Where many small numbers lose more by it, it is cut off.
+        // If many small numbers lose more by it, the largest is cut off.
         assert_eq!(of(0.5, 7.5).scale, 0.5);
     }
 }

@@ -1,16 +1,18 @@
 //! Rounding with error feedback: what a column misses is made up for by the columns after it.
 //!
-//! A matrix `W` that is stored as `Ŵ` errs by `tr((W − Ŵ) H (W − Ŵ)ᵀ)`, where `H = E[x xᵀ]` are the second moments of
-//! its inputs (QuIP, arXiv 2307.13304, §3.1). With `H = (U + I) D (U + I)ᵀ`, `U` strictly upper triangular and `D`
-//! diagonal, the error is `Σ D[k] (w'[k] − ŵ[k])²`, where `w'[k] = w[k] + Σ_{i<k} (w[i] − ŵ[i]) U[i, k]`: so columns
-//! are rounded in order, each after the errors of those before it were added (LDLQ, §3.1 there). That is what GPTQ
-//! (arXiv 2210.17323, §3.3, algorithm 1) computes by the Cholesky factor of `H⁻¹`, but nothing is inverted.
+//! A matrix `W` that is stored as `Ŵ` errs by `tr((W − Ŵ) H (W − Ŵ)ᵀ)`, where `H = E[x xᵀ]` are the second
+//! moments of its inputs (QuIP, arXiv 2307.13304, §3.1). With `H = (U + I) D (U + I)ᵀ`, `U` strictly upper
+//! triangular and `D` diagonal, the error is `Σ D[k] (w'[k] − ŵ[k])²`, where `w'[k] = w[k] + Σ_{i<k} (w[i] −
+//! ŵ[i]) U[i, k]`: so columns are rounded in order, each after the errors of those before it were added
+//! (LDLQ, §3.1 there). That is what GPTQ (arXiv 2210.17323, §3.3, algorithm 1) computes by the Cholesky
+//! factor of `H⁻¹`, but nothing is inverted.
 //!
-//! A group's scale is the one of `TOPS` with which that sum is least over the group: scales are judged by the codes
-//! that they lead to, feedback included. What was chosen is then looked at again, [`SWEEPS`] times (`descent.rs`).
+//! A group's scale is the one of `TOPS` with which that sum is least over the group: scales are judged by the
+//! codes that they lead to, feedback included. What was chosen is then looked at again, [`SWEEPS`] times
+//! (`descent.rs`).
 //!
-//! Rows do not depend on each other, and sixteen go side by side. All sums have one order and no multiply-add is
-//! fused, so that bytes do not depend on threads or machines.
+//! Rows do not depend on each other, and sixteen go side by side. All sums have one order and no multiply-add
+//! is fused, so that bytes do not depend on threads or machines.
 
 use super::descent::Descent;
 use super::lanes::{LANES, Lanes, stored};
@@ -20,15 +22,15 @@ use half::bf16;
 use moec_ir::types::{Format, GROUP, LARGEST};
 use std::ops::Range;
 
-/// Times that codes are chosen anew when all of them are known. On ferris's matrices two, with scales fitted anew, took a
-/// tenth of what rounding misses away; five took 13 %, and twenty no more.
+/// Times that codes are chosen anew when all of them are known. On ferris's matrices two, with scales fitted
+/// anew, took a tenth of what rounding misses away; five took 13 %, and twenty no more.
 pub const SWEEPS: usize = 3;
 
 /// Codes of q4 that the tried scales give the largest magnitude of a group.
 const TOPS: [f32; 8] = [-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2];
 
-/// Error feedback between a matrix's columns: the factors of its second moments, which lie in blocks
-/// on the diagonal.
+/// Error feedback between a matrix's columns: the factors of its second moments, which are blocks on the
+/// diagonal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feedback {
     cols: usize,
@@ -51,8 +53,9 @@ struct Block {
 pub type Moments = (Range<usize>, Vec<f64>);
 
 impl Feedback {
-    /// Of second moments that lie in blocks on the diagonal. Blocks begin at multiples of [`GROUP`], follow each other
-    /// and cover all columns; `None` where they do not. A block that is not positive definite counts as its diagonal.
+    /// Feedback for second moments that are blocks on the diagonal. Blocks begin at multiples of [`GROUP`],
+    /// follow each other and cover all columns; `None` if they do not. A block that is not positive definite
+    /// counts as its diagonal.
     pub fn new(blocks: impl IntoIterator<Item = Moments>) -> Option<Self> {
         let mut cols = 0;
         let mut all = Vec::new();
@@ -100,12 +103,13 @@ impl Feedback {
         self.round_in(rows, SWEEPS)
     }
 
-    /// As [`Feedback::round`], with so many sweeps after feedback: with none, its codes as they are.
+    /// As [`Feedback::round`], with this many sweeps after feedback: with none, its codes unchanged.
     pub fn round_in(&self, rows: &[f32], sweeps: usize) -> Vec<Group> {
         vectors::widest(Round { by: self, rows, sweeps })
     }
 
-    /// Rounds whole rows to codes in −8 ..= 7 at scales that are given, one for each row: codes `[rows, cols]`.
+    /// Rounds whole rows to codes in −8 ..= 7 at scales that are given, one for each row: codes `[rows,
+    /// cols]`.
     pub fn round_at(&self, rows: &[f32], scales: &[f32]) -> Vec<i8> {
         vectors::widest(RoundAt { by: self, rows, scales })
     }
@@ -211,8 +215,8 @@ impl Block {
     }
 }
 
-/// Rows on their way, column by column. Each is divided by a power of two of its own size: products neither overflow
-/// nor lose digits.
+/// Rows while they are rounded, column by column. Each is divided by a power of two of its own size: products
+/// neither overflow nor lose digits.
 struct Strip {
     /// The numbers.
     exact: Vec<Lanes>,
@@ -385,16 +389,16 @@ fn add(sum: &mut Lanes, x: &Lanes, by: f32) {
     }
 }
 
-/// Whether numbers may have become `stored`: a row that feedback rounded has other codes than the nearest ones, but
-/// errs by no more than that share of its energy.
+/// Whether numbers may have become `stored`. A row that feedback rounded has other codes than the nearest
+/// ones, but its error is at most that share of its energy.
 pub(super) fn may_be(exact: &[f32], stored: &[f32], share: f64) -> bool {
     let energy = |x: f32| f64::from(x) * f64::from(x);
     let missed: f64 = exact.iter().zip(stored).map(|(x, y)| energy(x - y)).sum();
     missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() * share
 }
 
-/// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain. Formats
-/// that are there for what a checkpoint has are seldom rounded to.
+/// Whether a format is rounded with feedback, apart from outliers. The error of q8 is three hundred times
+/// smaller: there is nothing to gain. Formats for published codes are seldom rounded to.
 pub const fn gains(format: Format) -> bool {
     let spec = format.spec();
     spec.bits == 4 && !spec.published

@@ -1,4 +1,5 @@
-//! Int8 gate bounds: a byte for every number, and how far the gate can be from what they say ([`moec_ir::Bundle`]).
+//! Int8 gate bounds: a byte for every number, and the largest error of a gate that is computed from them
+//! ([`moec_ir::Bundle`]).
 
 use super::Geometry;
 use super::order::Lane;
@@ -7,7 +8,8 @@ use moec_ir::bundle::Part;
 /// Largest code.
 const MOST: f32 = 127.0;
 
-/// Writes the gate bounds of the bundles in `panel`, from the gates that lie there. `numbers` is memory for one of them.
+/// Writes the gate bounds of the bundles in `panel`, from the gates in it. `numbers` is memory for one of
+/// them.
 pub(super) fn add(g: &Geometry, numbers: &mut Vec<f32>, panel: &mut [u8]) {
     let Some(bundle) = g.bundle().filter(|b| b.gate_bound) else { return };
     let lane = Lane::of_row(g.format, bundle.hidden);
@@ -27,10 +29,10 @@ pub(super) fn add(g: &Geometry, numbers: &mut Vec<f32>, panel: &mut [u8]) {
     }
 }
 
-/// Codes of a row, its scale, its bound, and the norm of what the codes keep.
+/// Codes of a row, its scale, its bound, and the norm of the numbers that the codes encode.
 fn gate_bound(row: &[f32], codes: &mut [u8], slack: f64) -> [f32; 3] {
     let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
-    // A gate past what f32 can square says nothing: its bound is infinite, and it is never passed over.
+    // A gate whose square overflows f32 gets an infinite bound, and is never passed over.
     let scale = largest / MOST;
     let (mut missed, mut norms, mut held) = (0.0_f64, 0.0_f64, 0.0_f64);
     for (cell, &x) in codes.iter_mut().zip(row) {
@@ -64,7 +66,7 @@ mod tests {
             let mut codes = vec![0; n];
             let [scale, bound, kept] = gate_bound(&row, &mut codes, 1e-4);
             let code = |c: &u8| f64::from(c.cast_signed()) * f64::from(scale);
-            // The worst of all rows: what the codes miss.
+            // The worst error of the codes, of all rows.
             let worst: Vec<f64> = row.iter().zip(&codes).map(|(&w, c)| f64::from(w) - code(c)).collect();
             let random: Vec<f64> = (0..n).map(|_| f64::from(number())).collect();
             for x in [worst, random] {
@@ -74,7 +76,7 @@ mod tests {
                 assert!(exact <= said + f64::from(bound) * norm, "{n}: {exact} {said} {bound} {norm}");
                 let held = codes.iter().map(|c| code(c).powi(2)).sum::<f64>().sqrt();
                 assert!((held..held * 1.01 + 1e-30).contains(&f64::from(kept)), "{n}: {kept} {held}");
-                // And it is of use: a small share of what a row can give.
+                // The bound is also useful: a small share of a row's largest possible value.
                 let all = row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>().sqrt();
                 assert!(f64::from(bound) < 0.02 * all, "{n}: {bound} of {all}");
             }

@@ -1,8 +1,8 @@
 //! Weight packing: logical rows of f32 to the exact order and format that kernels read, and back.
 //!
-//! Packing streams: it requests the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
-//! not grow with the weight. Blocks do not know of each other: a caller with threads packs many at a time. The orders are
-//! those of [`Layout`].
+//! Packing streams: it requests the rows of one panel at a time, and gives the bytes of a block of panels, so
+//! memory does not grow with the weight. Blocks are independent: a caller with threads packs many at a time.
+//! The orders are those of [`Layout`].
 #![expect(
     clippy::cast_possible_truncation,
     reason = "codes are rounded and clamped to their format; sizes are those of mapped weights"
@@ -72,7 +72,7 @@ impl Geometry {
         self.layout.matrix_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0)
     }
 
-    /// Of these, the bytes of its outliers, after its panels.
+    /// Bytes of a matrix's outliers, after its panels.
     fn outlier_bytes(&self) -> usize {
         self.layout.outlier_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0) as usize
     }
@@ -112,7 +112,7 @@ impl Geometry {
         }
     }
 
-    /// Stored rows of a panel. Scales that lie by themselves stand after all rows of a matrix.
+    /// Stored rows of a panel. Split scales come after all rows of a matrix.
     fn at_once(&self) -> usize {
         match self.layout {
             Layout::UpDown if self.bundle().is_some_and(Bundle::has_split_scales) => self.rows.max(1),
@@ -163,8 +163,8 @@ impl Geometry {
         }
     }
 
-    /// Place of a part of a row, counted over all rows before it: the first byte of its panel in its matrix, and its place
-    /// in there.
+    /// Place of a part of a row, counted over all rows before it: the first byte of its panel in its matrix,
+    /// and its place in there.
     fn locate(&self, row: usize) -> (usize, Lane) {
         let ((panel, column), nr) = (self.column_of(row), self.nr());
         if nr == 0 {
@@ -199,7 +199,8 @@ impl Geometry {
     }
 }
 
-/// Rounds whole rows of `cols` numbers to what a format holds. Where rows have a scale each, they are one matrix.
+/// Rounds whole rows of `cols` numbers to what a format holds. Where rows have a scale each, they are one
+/// matrix.
 pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
     if format.is_by_channel() {
         return columns::round_matrix(format, cols, values);
@@ -218,7 +219,7 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
     }
 }
 
-/// Whether a format holds something near a number: neither an infinity nor, if it is grouped, none at all.
+/// Whether a number does not overflow in a format. Quantised formats hold neither infinities nor NaN.
 pub fn holds(format: Format, x: f32) -> bool {
     if format.is_quantised() {
         x.abs() <= format.spec().largest
@@ -237,7 +238,7 @@ pub fn past(format: Format, values: &[f32]) -> Option<f32> {
     values.iter().copied().find(|x| !holds(format, *x))
 }
 
-/// Value that a number has after it was stored in a format whose numbers stand alone.
+/// Value of a number after it was stored in a format without groups.
 fn round(format: Format, x: f32) -> f32 {
     match format {
         Format::Bf16 => bf16::from_f32(x).to_f32(),
@@ -296,11 +297,11 @@ pub fn unpack_rows(
     Ok(())
 }
 
-/// Rounds rows `rows` of matrix `matrix` as they were when they were packed: in grouped formats to the nearest
-/// codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group that was
-/// stored without a scale must be as good as zero, and stays what it is otherwise. Where weights were `fed`, rounded
-/// with [`Feedback`], codes are not the nearest ones: a row takes those that are stored, if they differ from it by no
-/// more than rounding can.
+/// Rounds rows `rows` of matrix `matrix` as they were when they were packed: in grouped formats to the
+/// nearest codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group
+/// that was stored without a scale must be as good as zero, and stays what it is otherwise. Where weights
+/// were `fed`, rounded with [`Feedback`], codes are not the nearest ones: a row takes those that are stored,
+/// if they differ from it by no more than rounding can.
 ///
 /// # Errors
 /// As [`unpack_rows`].

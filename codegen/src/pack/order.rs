@@ -7,18 +7,18 @@ use super::{e2m1, scale};
 use half::{bf16, f16};
 use moec_ir::types::{Coding, E2M1, Format, GROUP, Granularity};
 
-/// Codes that lie together: an input of the dot-product instructions.
+/// Codes that are stored together: an input of the dot-product instructions.
 const QUAD: usize = 4;
 
 /// One row of a packed matrix, in the bytes of its panel or of itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     format: Format,
-    /// Numbers that lie side by side: a pair of bf16, else one.
+    /// Adjacent numbers: a pair of bf16, else one.
     side: usize,
     /// Bytes up to the row's first number.
     first: usize,
-    /// Bytes from those that lie side by side, or from quad to quad, to the next.
+    /// Bytes from adjacent numbers, or from quad to quad, to the next.
     step: usize,
     /// Bytes from group to group.
     group: usize,
@@ -51,12 +51,12 @@ impl Lane {
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
     }
 
-    /// The same with its first scale so many bytes after the row's first.
+    /// The same with its first scale this many bytes after the row's first.
     pub(super) const fn with_scales(self, scale: usize) -> Self {
         Self { scale, ..self }
     }
 
-    /// Byte of number `i`, in formats whose numbers stand alone.
+    /// Byte of number `i`, in formats without groups.
     fn cell(&self, i: usize) -> usize {
         self.first + i / self.side * self.step + i % self.side * 2
     }
@@ -126,7 +126,7 @@ impl Lane {
                 self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32())
             }
             (Granularity::Number, _) => self.get_cells(bytes, out, f32::from_le_bytes),
-            // Rows with a scale each lie otherwise.
+            // Rows with a scale each have another order.
             (Granularity::Channel, _) => None,
             (Granularity::Group, _) => {
                 for (g, out) in out.chunks_mut(GROUP).enumerate() {
@@ -178,8 +178,8 @@ impl Lane {
     }
 }
 
-/// Groups of rows of `cols` numbers of a grouped format as a checkpoint has them, [`Format::stored_bytes`] each: scale and codes as they
-/// are. `None` where numbers that share a scale here do not there.
+/// Groups of rows of `cols` numbers of a grouped format as a checkpoint has them, [`Format::stored_bytes`]
+/// each: scale and codes as they are. `None` where numbers that share a scale here do not there.
 pub(super) fn taken(format: Format, cols: usize, stored: &[u8]) -> Option<Vec<Group>> {
     let numbers = stored.as_chunks::<3>().0;
     let group = |numbers: &[[u8; 3]]| {

@@ -1,4 +1,4 @@
-//! Rows of numbers that stand alone: to their places in a panel, without a look at what they are.
+//! Rows of ungrouped formats, copied to their places in a panel whatever their values.
 
 use super::Geometry;
 use super::vectors::{Work, widest};
@@ -9,10 +9,11 @@ use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::ops::Range;
 
-/// Cells of a row that are placed before the next row's: the lines that they go to stay in the first-level cache.
+/// Cells of a row that are placed before the next row's: the lines that they go to stay in the first-level
+/// cache.
 const TILE: usize = 16;
 
-/// Rounds numbers to a format whose numbers stand alone, little-endian, as many as both sides hold.
+/// Rounds numbers to a format without groups, little-endian, as many as both sides hold.
 pub(super) fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
     match format {
         Format::F32 => {
@@ -38,14 +39,14 @@ pub(super) fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Places rows of stored numbers, row-major, in the bytes of their panel, which are zero until then. `ranges` are
-/// [`Geometry::panel_rows`].
+/// Places rows of stored numbers, row-major, in the bytes of their panel, which are zero until then. `ranges`
+/// are [`Geometry::panel_rows`].
 pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8], panel: &mut [u8]) {
     if let Some(bundle) = g.bundle() {
         return part_by_part(g, bundle, rows, panel);
     }
     let nr = match g.layout {
-        // They lie as they came.
+        // They are stored as they came.
         Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
@@ -75,7 +76,7 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
         let (row, part_of) = (i / parts, i % parts);
         let at = match g.layout {
             Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, there),
-            // Numbers that stand alone have no scales.
+            // Formats without groups have no scales.
             _ => row * g.row_bytes() + part_of * bundle.up_down_part_bytes(),
         };
         if let Some(to) = panel.get_mut(at..at + bytes) {
@@ -84,7 +85,8 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
     }
 }
 
-/// Rows become columns of a panel of `nr`, from column `first` on, in cells of `N` bytes: a number, or a pair of bf16.
+/// Rows become columns of a panel of `nr`, from column `first` on, in cells of `N` bytes: a number, or a pair
+/// of bf16.
 struct Turn<'a, const N: usize> {
     rows: &'a [u8],
     row_bytes: usize,

@@ -1,10 +1,10 @@
 //! `q4o`: INT4 with one scale for each output channel, and INT8 for the channels that INT4 serves worst.
 //!
-//! Units with static graphs take no groups of input channels, only a scale for each output channel, where INT4 loses
-//! accuracy; PowerInfer-2 (§6, §7.6) keeps outliers in INT8 beside it, after AWQ and MixQ. Here an outlier is a whole output
-//! channel, a row of `W[N, K]`: then a unit multiplies by two plain matrices, one of each width, and puts their results side
-//! by side. What is stored is decided here, once, for every unit that multiplies: [`super::pack()`] brings the same numbers in the
-//! order of the CPU's kernels.
+//! Units with static graphs take no groups of input channels, only a scale for each output channel, where
+//! INT4 loses accuracy. PowerInfer-2 (§6, §7.6) keeps outliers in INT8, after AWQ and MixQ. Here an outlier
+//! is a whole output channel, a row of `W[N, K]`. So a unit multiplies by two plain matrices, one of each
+//! width, and concatenates their results. The stored numbers are decided here, once, for every unit:
+//! [`super::pack()`] brings the same numbers to the order of the CPU's kernels.
 
 use super::Weighting;
 use super::channel::{Channel, Width, best_scale};
@@ -56,12 +56,13 @@ impl Q4o {
     }
 }
 
-/// Rounds a matrix of `rows` × `cols` numbers to `q4o`, `outliers` of its rows in INT8: those that lose most in INT4.
-/// [`Format::outliers`] is how many bundles have. `read(rows, out)` fills `out`, row-major with full columns, with a range of
-/// rows; it is called twice for each, a few rows at a time. Numbers are at most [`LARGEST`] in magnitude.
+/// Rounds a matrix of `rows` × `cols` numbers to `q4o`, with `outliers` of its rows in INT8: those that lose
+/// most in INT4. [`Format::outliers`] is their number in bundles. `read(rows, out)` fills `out`, row-major
+/// with full columns, with a range of rows; it is called twice for each, a few rows at a time. Numbers are at
+/// most [`LARGEST`] in magnitude.
 ///
 /// # Errors
-/// Those of `read`.
+/// Errors of `read`.
 pub fn quantise_q4o<E>(
     [rows, cols]: [usize; 2],
     outliers: usize,
@@ -95,11 +96,11 @@ fn runs(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(AT_ONCE).map(move |r| r..(r + AT_ONCE).min(rows))
 }
 
-/// The rows of a matrix that lose most in INT4, in ascending order: as many as wanted, of equal ones the first. Of numbers
-/// that were read back from INT4 and INT8 these are the rows that INT4 does not hold.
+/// The rows of a matrix that lose most in INT4, in ascending order: as many as wanted, of equal ones the
+/// first. Of numbers that were read back from INT4 and INT8 these are the rows that INT4 does not hold.
 ///
 /// # Errors
-/// Those of `read`.
+/// Errors of `read`.
 pub(super) fn choose<E>(
     [rows, cols]: [usize; 2],
     outliers: usize,

@@ -1,11 +1,12 @@
 //! Groups of numbers as whole codes times a scale.
 //!
 //! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
-//! `s` the scale as it is stored, in bf16 or f16. The codes of [`Group::nearest`] are the nearest ones to that scale, which
-//! [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not. Groups of E2M1 have a way of their own (`e2m1`).
+//! `s` the scale as it is stored, in bf16 or f16. The codes of [`Group::nearest`] are the nearest ones to
+//! that scale, which [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not. Groups of
+//! E2M1 have a way of their own (`e2m1`).
 //!
-//! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
-//! no operation whose result depends on the machine: two builds give the same bytes.
+//! Everything here is written as loops over fixed arrays, which the compiler turns into vector code. No
+//! operation depends on the machine, so two builds give the same bytes.
 
 pub use super::group::Group;
 use super::{e2m1, scale};
@@ -16,7 +17,8 @@ use std::hint::black_box;
 /// Numbers that are summed side by side.
 const LANES: usize = 8;
 
-/// Numbers of this size have no fraction: what is added to it is rounded, ties to even, and stands in its lowest bits.
+/// Numbers of this size have no fraction: a number added to it is rounded, ties to even, and is then in its
+/// lowest bits.
 const WHOLE: f32 = 12_582_912.0;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
@@ -54,9 +56,9 @@ impl Codes {
 }
 
 impl Group {
-    /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
-    /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
-    /// [`LARGEST`] in magnitude.
+    /// The group that represents `x` in a grouped format. `weights` are the weights of the numbers' errors,
+    /// finite and not negative; all zero means the same as all one. Numbers of `x` are at most [`LARGEST`] in
+    /// magnitude.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
@@ -107,14 +109,15 @@ impl Group {
         Self { scale, codes: x.map(|x| codes.nearest(x * by) as i8) }
     }
 
-    /// The group that numbers were read back from: a scale and codes that give them exactly. Where there are none,
-    /// what [`Group::nearest`] says of numbers that all matter the same.
+    /// The group that numbers were read back from: a scale and codes that give them exactly. If there is no
+    /// such group, the result of [`Group::nearest`] with equal weights.
     pub fn again(format: Format, x: &[f32; GROUP]) -> Self {
         let largest = extreme(x);
         if largest.is_finite() && largest != 0.0 {
             let codes = Codes::of(format);
             let top = if largest < 0.0 { codes.lowest } else { codes.highest };
-            // The largest number has the largest code, most often that at the end of the range; scales have either sign.
+            // The largest number has the largest code, most often that at the end of the range; scales have
+            // either sign.
             for top in (1..=-codes.lowest as i32)
                 .rev()
                 .map(|c| c as f32)
@@ -151,8 +154,8 @@ fn extreme(x: &[f32; GROUP]) -> f32 {
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 fn total(lanes: [f32; LANES]) -> f32 {
-    // Through memory. Otherwise the compiler begins with the halves that are added here, and vectorises all that leads to
-    // them at half the width.
+    // Through memory. Otherwise the compiler begins with the halves that are added here, and vectorises all
+    // that leads to them at half the width.
     let [a, b, c, d, e, f, g, h] = black_box(lanes);
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
@@ -224,8 +227,8 @@ impl Fit {
         Trial { scale, codes, error: total(error) }
     }
 
-    /// Of scales that put the number `1 / by` at these codes, what the best one gains, and its own best scale;
-    /// or what is known already.
+    /// Of scales that put the number `1 / by` at these codes: the gain of the best one, and its own best
+    /// scale; or the best known so far.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn best_of(&self, tops: &[f32], by: f32, known: (f32, f32)) -> (f32, f32) {
@@ -267,7 +270,7 @@ impl Fit {
         best
     }
 
-    /// With so many codes the errors of near scales hardly differ: those next to the plain one do.
+    /// With this many codes the errors of near scales hardly differ: those next to the plain one do.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {

@@ -52,7 +52,7 @@ pub(super) fn short(format: Format, scale: f32) -> f32 {
 
 /// The nearest power of two, halfway the larger one, as bf16 has it; 0 below.
 fn power(scale: f32) -> f32 {
-    // What is subnormal is made normal first.
+    // Subnormal numbers are made normal first.
     let (x, by) = if scale.abs() < f32::MIN_POSITIVE {
         (scale * 16_777_216.0, 1.0 / 16_777_216.0)
     } else {

@@ -1,13 +1,13 @@
 //! The widest vectors that packing uses on this machine.
 //!
-//! moec itself is compiled for any machine of its architecture. Work that is worth it is compiled once more for AVX2, which
-//! changes no result: the same operations in the same order, on more numbers at a time. None of them is fused, since
-//! `rustc` joins no multiplication with an addition.
+//! moec itself is compiled for any machine of its architecture. Expensive work is compiled once more for
+//! AVX2, which changes no result: the same operations in the same order, on more numbers at a time. None of
+//! them is fused, since `rustc` joins no multiplication with an addition.
 //!
 //! The `unsafe` of this file calls what only such a machine can execute.
 
-/// Work that is compiled for every width. Its `run`, and what that calls in its loops, must be `#[inline(always)]`: only so
-/// does it become part of what is compiled for a width.
+/// Work that is compiled for every width. Its `run`, and what that calls in its loops, must be
+/// `#[inline(always)]`: only so does it become part of what is compiled for a width.
 pub(super) trait Work {
     /// Result.
     type Output;

@@ -7,15 +7,16 @@ use moec_ir::types::{Format, GROUP};
 /// Weighting of a matrix's errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weighting<'a> {
-    /// Weight of each column's errors: finite and not negative, and only their proportions count. `None`: all the
-    /// same.
+    /// Weight of each column's errors: finite and not negative, and only their proportions count. `None`: all
+    /// the same.
     pub importance: Option<&'a [f32]>,
     /// Feedback from one column's errors to others, where it is known; it has as many columns. Then
     /// formats that [`feedback::gains`] names are rounded by it alone.
     pub feedback: Option<&'a Feedback>,
     /// The numbers were read back from codes and scales, and become these again.
     pub stored: bool,
-    /// Rows that are stored as INT8 where others are INT4, in ascending order: as many as [`Format::outliers`] says.
+    /// Rows that are stored as INT8 where others are INT4, in ascending order: as many as
+    /// [`Format::outliers`] says.
     pub outliers: Option<&'a [u32]>,
 }
 

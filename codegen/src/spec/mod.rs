@@ -80,9 +80,9 @@ pub const fn packed_words(cols: usize, compute: ComputeType) -> usize {
     }
 }
 
-/// Words from one row to the next where rows of `words` words are to be multiplied by a matrix: whole cache lines, and an
-/// odd number of them. Rows that are multiplied by the same weights then lie in different sets of a cache, whatever the model's extents,
-/// which are powers of two too often. Short rows are left as they are.
+/// Words from one row to the next where rows of `words` words are to be multiplied by a matrix: an odd number
+/// of whole cache lines. Rows that are multiplied by the same weights are then in different sets of a cache,
+/// even if the model's extents are powers of two. Short rows are left unchanged.
 pub const fn pad_row_stride(words: usize) -> usize {
     const LINE: usize = 16;
     const SHORT: usize = 128;
@@ -252,7 +252,7 @@ impl KernelSpec {
         self.product().map(|p| p.schedule)
     }
 
-    /// The same kernel with its work cut otherwise; nothing changes where there is no matrix.
+    /// The same kernel with its work split otherwise; unchanged if it has no matrix.
     #[must_use]
     pub fn with_schedule(&self, to: Schedule) -> Self {
         let mut spec = self.clone();

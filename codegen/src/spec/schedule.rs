@@ -1,4 +1,5 @@
-//! Schedules: the division of a matrix kernel's work into pieces, which decides its speed and none of its results.
+//! Schedules: the division of a matrix kernel's work into pieces, which decides its speed and none of its
+//! results.
 
 use super::{ComputeType, KernelSpec, Product};
 use crate::machine::Isa;
@@ -7,12 +8,12 @@ use std::fmt;
 /// The pieces of a matrix kernel.
 ///
 /// Kernels of one matrix and of different schedules give the same bits. Sums of a row are taken in an order
-/// that depends on whether its group has one row, two or more; `check` refuses work items so small that they could
-/// move a row from one of these to another.
+/// that depends on whether its group has one row, two or more; `check` refuses work items so small that they
+/// could move a row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {
-    /// Rows of a work item of [`Linear`](super::Linear); on tile registers also rows of an expert that are multiplied by all of its panels
-    /// before the next ones do. Experts take all of theirs elsewhere.
+    /// Rows of a work item of [`Linear`](super::Linear). On tile registers also the rows of an expert that
+    /// all its panels multiply before the next rows; elsewhere experts take all of their rows.
     pub rows: usize,
     /// Steps of the inner loop that are written out, of arithmetic in f32 and bf16.
     pub unroll: usize,
@@ -43,9 +44,10 @@ pub const fn evenly_from(mr: usize) -> usize {
 }
 
 impl Default for Schedule {
-    /// Weights of forty cache lines ahead: hardware does not look beyond a page, and a whole page ahead is too many lines on
-    /// their way at once. Of one row and 50 304 columns, two threads of a Xeon with AMX read 29 GB/s in bf16 so, 28 in q8 and
-    /// 24 in q4, where a page gave 26, 26 and 18, and plain reads 31. Sums fit into a first-level cache.
+    /// Weights of forty cache lines ahead: hardware does not look beyond a page, and a whole page ahead is
+    /// too many outstanding lines. With one row and 50 304 columns, two threads of a Xeon with AMX read 29
+    /// GB/s in bf16, 28 in q8 and 24 in q4. With a page ahead they read 26, 26 and 18, and plain reads give
+    /// 31. Sums fit into a first-level cache.
     fn default() -> Self {
         Self { rows: 96, unroll: 4, block: 128, ahead: 2560 }
     }

@@ -1,4 +1,4 @@
-//! GPU kernels: their PTX, and what NVIDIA's assembler says of it where it is installed.
+//! GPU kernels: their PTX, and the result of NVIDIA's assembler where it is installed.
 #![allow(clippy::panic, reason = "this is a test, though not all of it a test function")]
 
 #[path = "../../examples/ptx_report/catalogue.rs"]
@@ -37,7 +37,7 @@ fn a_small_kernel_reads_like_its_mathematics() {
     let op = MapOp::Add { b_ld: 12, broadcast_b: false };
     let kernel = Kernel::from(KernelSpec::Map(Map { op, cols: 10, a_ld: 10, out_ld: 16 }));
     let text = ptx(Sm::Sm80, &kernel);
-    // The version of LLVM stands in a comment.
+    // The version of LLVM is in a comment.
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("//") && !l.trim().is_empty()).collect();
     insta::assert_snapshot!(lines.join("\n"));
 }

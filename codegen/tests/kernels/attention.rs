@@ -43,7 +43,7 @@ impl Problem {
     fn new(rng: &mut Rng, s: Setting) -> Self {
         let (d, ctx, slots) = (&s.desc, s.ctx, 3);
         let q = random(rng, s.rows.len(), d.heads * d.qk_dim, d.heads * d.qk_dim + 2);
-        // What no row attends to must not matter, be it as bad as a number can be.
+        // Values that no row attends to must not matter, NaN included.
         let mut state = |values: bool, dim: usize| {
             let mut numbers = rng.floats(slots * d.kv_heads * ctx * dim);
             for (i, x) in numbers.iter_mut().enumerate() {
@@ -66,7 +66,8 @@ impl Problem {
         self.s.desc.heads * self.s.desc.qk_dim + 2
     }
 
-    /// The formula, in f64, on the cache as it is stored: heads apart, tokens `[from, to)` of what a row sees.
+    /// The formula, in f64, on the cache as it is stored: heads apart, tokens `[from, to)` of what a row
+    /// sees.
     fn expected(&self) -> Vec<f32> {
         let (d, ctx) = (&self.s.desc, self.s.ctx);
         let keys = self.keys.rounded();
@@ -214,8 +215,8 @@ fn check_chains(chains: &[Chain]) {
     }
 }
 
-/// Tokens of random numbers, at (position, slot) each, written to a cache of others; only tokens inside of the context
-/// change it. In a ring that is any, and they go round.
+/// Tokens of random numbers, at (position, slot) each, written to a cache of others; only tokens inside of
+/// the context change it. In a ring that is any, and they go round.
 fn written(
     rng: &mut Rng,
     ring: bool,

@@ -10,7 +10,8 @@ use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
-/// Prediction for the neurons of slots, as the evaluator would give it: `right` where there is one, rows of `cols`.
+/// Prediction for the neurons of slots, as the evaluator would give it: `right` where there is one, rows of
+/// `cols`.
 fn said(
     net: &Network,
     x: &[f32],
@@ -76,12 +77,13 @@ fn predictors_say_what_their_matrices_say() {
     check(&cases);
 }
 
-/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a kernel that applies every gate.
+/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a
+/// kernel that applies every gate.
 #[test]
 fn gates_are_evaluated_of_neurons_predicted_active() {
     let mut cases = up_cases(&mut Rng::new(45));
     let rng = &mut Rng::new(46);
-    // Whether gate bounds lie there makes no difference.
+    // The presence of gate bounds makes no difference.
     cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { compute: ComputeType::F32, .. })));
     for machine in machines() {
         let isa = machine.isa();

@@ -171,7 +171,8 @@ fn ways(heads: usize, dim: usize, angles_ld: usize) -> Vec<(Option<RowNorm>, Opt
     norms.into_iter().flat_map(|n| rotations.map(|r| (n, r))).filter(|w| *w != (None, None)).collect()
 }
 
-/// The steps that a way stands for, over operands `[x, weight, angles, normed, rotated]`, and where they leave the heads.
+/// The steps that a variant replaces, over operands `[x, weight, angles, normed, rotated]`, and the place of
+/// the resulting heads.
 fn steps_of(
     heads: usize,
     dim: usize,

@@ -19,7 +19,7 @@ pub(crate) struct Run<'a> {
     pub(crate) rows: u32,
 }
 
-/// The GPU, where one is requested.
+/// The GPU, if the tests use one.
 fn device() -> Option<&'static Mutex<GpuDevice>> {
     static DEVICE: OnceLock<Option<Mutex<GpuDevice>>> = OnceLock::new();
     let open = || {
@@ -41,7 +41,8 @@ pub(crate) fn generation() -> Option<Sm> {
 }
 
 impl Run<'_> {
-    /// Runs it on these operands. Of the buffers `tables` hold addresses of `matrices`; all others are brought back.
+    /// Runs it on these operands. Of the buffers `tables` hold addresses of `matrices`; all others are
+    /// brought back.
     pub(crate) fn on_gpu(&self, memory: &Memory, buffers: &[Buffer], tables: &[Buffer], matrices: &[Buffer]) {
         let mut device = device().expect("it was requested").lock().unwrap_or_else(PoisonError::into_inner);
         let all = || buffers.iter().chain(matrices).copied();
@@ -62,7 +63,7 @@ impl Run<'_> {
                 }
             }
             let to = there(memory.address(buffer));
-            // SAFETY: so many bytes are at both ends.
+            // SAFETY: both ends have this many bytes.
             unsafe { device.put(bytes.as_ptr(), to, bytes.len(), LIMIT) }.unwrap_or_else(|e| panic!("{e}"));
         }
         let addresses: Vec<u64> = buffers.iter().map(|&b| there(memory.address(b))).collect();
@@ -73,7 +74,7 @@ impl Run<'_> {
         for &buffer in buffers.iter().filter(|b| !tables.contains(b)) {
             let mut bytes = memory.bytes(buffer);
             let from = there(memory.address(buffer));
-            // SAFETY: so many bytes are at both ends.
+            // SAFETY: both ends have this many bytes.
             unsafe { device.get(from, bytes.as_mut_ptr(), bytes.len(), LIMIT) }
                 .unwrap_or_else(|e| panic!("{e}"));
             memory.write(buffer, 0, &bytes).expect("as many bytes");

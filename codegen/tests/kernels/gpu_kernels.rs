@@ -1,5 +1,6 @@
-//! GPU kernels, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, and reads of unwritten memory. Where
-//! `MOEC_CUDA=gpu` requests it (`cargo xtask gpu-check`), a GPU of this machine runs them in its place.
+//! GPU kernels, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, and reads
+//! of unwritten memory. Where `MOEC_CUDA=gpu` requests it (`cargo xtask gpu-check`), a GPU of this machine
+//! runs them in its place.
 
 #[path = "gpu.rs"]
 mod gpu;
@@ -15,16 +16,17 @@ use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 use moec_ptx::{Argument, Buffer, Launch, Memory, Program};
 
-/// Rows that matrix kernels are requested in turn: by one, by some, in tiles.
+/// Rows in the schedules of matrix kernels, in turn: one, some, tiles.
 const ROWS: [usize; 4] = [1, 96, 3, 64];
 
-/// Whether the tests use a GPU of this machine: the CPU's kernels are not checked then, since its time is scarce.
+/// Whether the tests use a GPU of this machine: the CPU's kernels are not checked then, since its time is
+/// scarce.
 pub(crate) fn on_gpu() -> bool {
     gpu::generation().is_some()
 }
 
-/// Checks the cases that there are GPU kernels for. A matrix kernel is checked in one of its ways, the next case's
-/// in the next.
+/// Checks the cases that there are GPU kernels for. A matrix kernel is checked in one of its ways, the next
+/// case's in the next.
 pub(crate) fn check(cases: &[Case]) {
     for (i, case) in cases.iter().enumerate().filter(|(_, case)| case.n > 0) {
         let mut case = case.clone();
@@ -42,7 +44,7 @@ pub(crate) fn check(cases: &[Case]) {
     }
 }
 
-/// A case with its rows of bf16 as far apart as copies of 16 bytes want them.
+/// A case with its rows of bf16 aligned for copies of 16 bytes.
 fn aligned(case: &Case) -> Case {
     let mut case = case.clone();
     let (KernelSpec::Linear(Linear { x_ld: ld, .. })
@@ -144,7 +146,7 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, s
 struct Held {
     /// By operand.
     buffers: Vec<Buffer>,
-    /// Those that are tables of addresses.
+    /// The operands that are tables of addresses.
     tables: Vec<Buffer>,
     /// Matrices that these point to.
     matrices: Vec<Buffer>,
@@ -273,7 +275,7 @@ fn the_lowest_of_the_largest_is_found() {
     for (row, numbers) in x.chunks_mut(x_ld).enumerate() {
         numbers.iter_mut().enumerate().for_each(|(c, v)| *v = (c * 7 % 1000) as f32 - 990.0 * row as f32);
     }
-    // What is past the columns does not count, nor does what is no number.
+    // Elements past the columns do not count, nor does NaN.
     (x[cols], x[3], x[x_ld + 1]) = (1e9, f32::NAN, 2000.0);
     x[2 * x_ld..3 * x_ld].fill(f32::NAN);
     x[3 * x_ld + 9] = f32::INFINITY;
@@ -282,7 +284,7 @@ fn the_lowest_of_the_largest_is_found() {
     assert_eq!(found, [857, 1, -1, -1]);
 }
 
-/// Within what f32 can say of the angle itself, up to the longest context that a model may have.
+/// Within the precision of f32 for the angle, up to the longest context that a model may have.
 #[test]
 fn positions_become_cosines_and_sines() {
     let (half, scale) = (33, 1.5_f32);

@@ -24,7 +24,7 @@ use std::ptr;
 pub(crate) enum Operand {
     Floats(Vec<f32>),
     Ints(Vec<i32>),
-    /// `[matrices, rows, cols]`, packed as the kernel wants it.
+    /// `[matrices, rows, cols]`, packed for the kernel.
     Weight(Format, [usize; 3], Vec<f32>),
     /// Up and down of neurons, `[matrices, rows, 2 · cols]`, each anywhere.
     UpDown(Format, [usize; 3], Vec<f32>),
@@ -162,7 +162,8 @@ pub(crate) fn is_dealt(
     place.is_some_and(|place| wanted(spec, case, (place, able.len())))
 }
 
-/// Checks the cases on every machine that this host runs, as far as they can multiply so; on a GPU alone where the tests use one.
+/// Checks the cases on every machine that this host runs, as far as they can multiply so; on a GPU alone
+/// where the tests use one.
 pub(crate) fn check(cases: &[Case]) {
     crate::gpu_kernels::check(cases);
     if crate::gpu_kernels::on_gpu() {
@@ -235,8 +236,8 @@ pub(crate) const PRODUCTS: [(Format, ComputeType); 20] = [
     (Format::Mxfp4, ComputeType::I8),
 ];
 
-/// Every second of cases that have every product in turn, as fields of one colour: each shape meets half of the products, and each
-/// product half of the shapes.
+/// Every second case of those that run every product in turn, in a checkerboard: each shape has half of the
+/// products, and each product half of the shapes.
 pub(crate) fn every_second(cases: Vec<Case>) -> Vec<Case> {
     let is_of_colour = |i: usize| (i / PRODUCTS.len() + i % PRODUCTS.len()).is_multiple_of(2);
     cases.into_iter().enumerate().filter(|(i, _)| is_of_colour(*i)).map(|(_, case)| case).collect()
@@ -427,7 +428,8 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
-/// Pieces that addresses of up and down of neurons point to, one after the other, filled up with ones to equal sizes.
+/// Pieces that addresses of up and down of neurons point to, one after the other, filled up with ones to
+/// equal sizes.
 fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
     let geometry = Geometry { layout: Layout::UpDown, format, matrices, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");

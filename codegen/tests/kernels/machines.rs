@@ -44,9 +44,10 @@ fn tiles_permitted() -> bool {
     false
 }
 
-/// Whether a case of that number is checked on the machine of that place among so many that can multiply so. A plain run deals the cases
-/// out: every second case is checked, on one of several machines. So the machines meet the products of every shape in turn, and
-/// neighbours what the other leaves. `cargo xtask test --all` checks every case on every machine.
+/// Whether a case of that number is checked on the machine of that place among so many that can multiply so.
+/// A plain run deals the cases out: every second case is checked, on one of several machines. So the machines
+/// meet the products of every shape in turn, and neighbours what the other leaves. `cargo xtask test --all`
+/// checks every case on every machine.
 pub(crate) fn wanted(_: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
     moec_testing::all() || (case / PRODUCTS.len() + case % PRODUCTS.len() + place).is_multiple_of(2 * of)
 }

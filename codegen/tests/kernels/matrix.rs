@@ -26,7 +26,7 @@ pub(crate) fn case(rng: &mut Rng, s: &Shape) -> Case {
     spaced(rng, s, None)
 }
 
-/// As [`case`], with so many numbers between two rows of results.
+/// As [`case`], with this many numbers between two rows of results.
 fn spaced(rng: &mut Rng, s: &Shape, space: Option<usize>) -> Case {
     let w = rng.floats(s.groups * s.n * s.k);
     let held = stored(s.format, s.compute, [s.n, s.k], &w);
@@ -63,7 +63,7 @@ fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held:
     operands.extend(bias.map(Operand::Floats));
     let out = operands.len() + usize::from(s.residual);
     let residual_at = operands.len();
-    // The output lies on the residual.
+    // The output is the residual's buffer.
     let at = if let Some(r) = residual {
         operands.extend([Operand::Floats(r), Operand::Same(residual_at)]);
         residual_at
@@ -115,8 +115,8 @@ fn linear_equals_plain_loops() {
     check(&every_second(cases));
 }
 
-/// Codes that a checkpoint may have, and no rounding gives: −128 has no opposite in a byte, and two of its products with ±127 are the most
-/// that 16 bits must hold.
+/// Codes that a checkpoint may have, and no rounding gives: −128 has no opposite in a byte, and two of its
+/// products with ±127 are the most that 16 bits must hold.
 #[test]
 fn every_code_of_a_checkpoint_is_multiplied() {
     let mut rng = Rng::new(6);

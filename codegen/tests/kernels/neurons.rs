@@ -26,7 +26,8 @@ pub(crate) const KINDS: [(Format, bool, ComputeType); 10] = [
     (Format::Q8, false, ComputeType::I8),
     (Format::Q4, false, ComputeType::I8),
 ];
-/// Rows of which some are whole numbers of steps on every machine, with a rest after a vector of scales and without.
+/// Rows of which some are whole numbers of steps on every machine, with a rest after a vector of scales and
+/// without.
 const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
 
 /// Experts, their neurons and what they hold.

@@ -14,8 +14,8 @@ const SLOTS: usize = 3;
 const ROWS: usize = 56;
 /// Rows whose sequences take turns.
 const IN_TURN: usize = 12;
-/// Rows of a call: of two sequences in turn, one after the other, and padding before, between and after them; then many of one and
-/// of the other.
+/// Rows of a call: of two sequences in turn, one after the other, and padding before, between and after them;
+/// then many of one and of the other.
 const POS: [i32; ROWS] = [
     -1, 4, 5, 0, 6, -1, -7, 1, 2, 7, 8, -1, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
     25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, -1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
@@ -77,7 +77,7 @@ fn conv_case(
         spec: CausalConv { rows: ROWS, channels, taps, act, bias, x_ld, out_ld }.into(),
         n,
         operands,
-        // What is kept of rows are their numbers.
+        // Only the numbers of the rows are compared.
         expect: vec![
             (0, Expect::Floats(after, 0.0)),
             (at, Expect::Floats(expected(n, channels, out_ld, &want), 2e-6)),
@@ -107,7 +107,7 @@ fn convolutions() {
 /// Heads of keys and of values, channels of a key and of a value.
 type Heads = [usize; 4];
 
-/// What a rule does.
+/// Kind of recurrence.
 #[derive(Clone, Copy, Debug)]
 struct Does {
     by_channel: bool,
@@ -224,7 +224,7 @@ fn delta_rules_at_their_limits() {
         &|_| 0.0,
         &|_| f32::NEG_INFINITY,
         &|x| if x > 0.7 { f32::NEG_INFINITY } else { -0.1 * x * x },
-        // Whose product over a chunk is far below what f32 holds.
+        // Its product over a chunk is far below the smallest f32.
         &|x| -80.0 * x * x,
     ];
     let betas: [&dyn Fn(f32) -> f32; 3] = [&|_| 0.0, &|_| 1.0, &|x| if x > 0.0 { 1.0 } else { 0.0 }];
@@ -248,7 +248,8 @@ fn floats(operand: &mut Operand) -> &mut Vec<f32> {
     }
 }
 
-/// A NaN or an infinity in a row reaches the rows of its sequence from there on, as row by row, and none before or of another.
+/// A NaN or an infinity in a row reaches the later rows of its sequence, as row by row. Earlier rows and
+/// other sequences are unaffected.
 #[test]
 fn chunks_spread_nan_as_rows_do() {
     const BAD: usize = 17;
@@ -383,8 +384,8 @@ fn in_calls(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> [Vec<u32>
     [state.unwrap_or_default().iter().map(|x| x.cast_unsigned()).collect(), out]
 }
 
-/// What a prompt leaves and gives does not depend on how it is cut into calls: not at all row by row, and up to the order of sums
-/// where rows are computed together.
+/// The result and the final state of a prompt do not depend on its split into calls: exactly so row by row,
+/// and up to the order of sums where rows are computed together.
 #[test]
 fn calls_give_the_same_numbers() {
     let cases: Vec<Case> = conv_cases()

@@ -350,7 +350,7 @@ fn experts_that_compute_nothing() {
     let cases: Vec<Case> = [(8, 4, 3, 5), (1, 1, 1, 1), (512, 256, 12, 9)]
         .into_iter()
         .map(|(experts, zero, k, n)| {
-            // What a router writes where too few scores are numbers stays, and so does -1.
+            // Entries stay if too few scores are numbers, and so does -1.
             let mut id = || [rng.below(experts + zero) as i32, -1, NO_EXPERT][[0, 0, 0, 1, 2][rng.below(5)]];
             let ids: Vec<i32> = (0..n * k).map(|_| id()).collect();
             let is_zero = |id: i32| id >= experts as i32 && id < (experts + zero) as i32;

@@ -1,5 +1,5 @@
-//! Neurons whose gates lie by themselves, and whose up and down may be anywhere: found by addresses, of which those of scales
-//! of split storage are others.
+//! Neurons whose gates are stored separately, and whose up and down may be at any address. With split
+//! storage, scales have addresses of their own.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, stored, strided};
 use crate::neurons::{BLOCK, LAYOUTS, Network, dot};
@@ -30,7 +30,7 @@ fn operands(net: &Network, format: Format) -> [Operand; 2] {
     [Operand::Weight(format, shape(1), gates), Operand::UpDown(format, shape(2), up_down)]
 }
 
-/// Lists of those of the active experts' neurons of which `is_active(expert, neuron)` is true, as words.
+/// Lists of the active experts' neurons for which `is_active(expert, neuron)` is true, as words.
 fn lists(net: &Network, is_active: impl Fn(usize, usize) -> bool) -> Operand {
     let (blocks, mut words) = (net.inter.div_ceil(BLOCK), vec![-1_i32; net.words()]);
     for active in 0..net.table[0] as usize {

@@ -1,4 +1,4 @@
-//! The cache folder: where moec keeps what later builds can use.
+//! The cache folder, which holds data that later builds can use.
 
 use crate::error::{Error, Result};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// `$MOEC_CACHE`, `$XDG_CACHE_HOME/moec` or `~/.cache/moec`.
 ///
 /// # Errors
-/// None of the three is set.
+/// Fails if none of the three is set.
 pub fn path() -> Result<PathBuf> {
     let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
     from("MOEC_CACHE")
@@ -16,11 +16,12 @@ pub fn path() -> Result<PathBuf> {
         .ok_or_else(|| Error::environment("there is no cache folder").hint("set `MOEC_CACHE` to one"))
 }
 
-/// The cache folder for a build that will write there: it is made, and a file is written and removed, before
-/// anything is computed that would be lost. `what` needs it; `otherwise`, if there is such a way, does without.
+/// The cache folder, after a test that it can be written: a file is created there and removed. The test runs
+/// before anything is computed that would be lost. `what` is the user of the folder in messages; `otherwise`
+/// names a way to do without it, if there is one.
 ///
 /// # Errors
-/// There is none, or it cannot be written, with what to do about it.
+/// Fails if there is no cache folder or it cannot be written. The message says what to do about it.
 pub fn writable_for(what: &str, otherwise: Option<&str>) -> Result<PathBuf> {
     let mut hint = "set `MOEC_CACHE` to a folder that you can write".to_owned();
     if let Some(otherwise) = otherwise {
@@ -39,13 +40,13 @@ pub fn writable_for(what: &str, otherwise: Option<&str>) -> Result<PathBuf> {
 /// Makes a folder, and writes and removes a file in it.
 ///
 /// # Errors
-/// What the operating system says.
+/// Those of the operating system.
 pub fn probe(folder: &Path) -> std::io::Result<()> {
     let file = folder.join(format!(".probe-{}", std::process::id()));
     fs::create_dir_all(folder)?;
     fs::write(&file, "moec")?;
     match fs::remove_file(&file) {
-        // A process of the same id in another container was faster.
+        // Another process with the same id, in another container, has created it first.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         done => done,
     }

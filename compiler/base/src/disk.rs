@@ -1,4 +1,5 @@
-//! Free space on disk, and files that appear whole or not at all. The only `unsafe` of this file requests the space.
+//! Free space on disk, and files that appear whole or not at all. The only `unsafe` of this file queries the
+//! free space.
 
 use crate::locked_folder::TRIES;
 use std::fs::{self, File};
@@ -6,10 +7,11 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Writes a file whole, in the place of an earlier one, and the folders above it. It is on the disk when this returns.
+/// Writes a file and the folders above it, and replaces an earlier file. The file is on disk when this
+/// returns.
 ///
 /// # Errors
-/// What the operating system says; an earlier file is then what it was.
+/// Those of the operating system; an earlier file is then unchanged.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
@@ -25,7 +27,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 struct Partial(Option<PathBuf>);
 
 impl Partial {
-    /// Creates a file beside `path` that no other thread or process writes, be it in another container.
+    /// Creates a file next to `path` that no other thread or process writes, not even one in another
+    /// container.
     fn create(path: &Path, parent: &Path) -> io::Result<(Self, File)> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let mut taken = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -47,7 +50,7 @@ impl Partial {
         if let Some(partial) = &self.0 {
             fs::rename(partial, path)?;
         }
-        // By now another process may have given a file this name.
+        // The temporary name is free again: another process may have taken it by now.
         self.0 = None;
         Ok(())
     }
@@ -64,7 +67,7 @@ impl Drop for Partial {
 /// Waits until the names in a folder are on the disk.
 ///
 /// # Errors
-/// What the operating system says.
+/// Those of the operating system.
 #[cfg(unix)]
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
@@ -79,7 +82,7 @@ pub fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that this user can still write below a folder, if the operating system tells.
+/// Bytes that this user can still write below a folder; `None` if the operating system does not report it.
 #[cfg(unix)]
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
@@ -97,13 +100,13 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
     Some(u64::from(stat.f_bavail).saturating_mul(u64::from(stat.f_frsize)))
 }
 
-/// Bytes that this user can still write below a folder, if the operating system tells.
+/// Bytes that this user can still write below a folder; `None` if the operating system does not report it.
 #[cfg(not(unix))]
 pub fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
-/// The nearest ancestor of a path that exists: where its space will be taken from.
+/// The nearest existing ancestor of a path; its file system will provide the space.
 pub fn existing(path: &Path) -> &Path {
     path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("."))
 }

@@ -1,4 +1,4 @@
-//! Hashes as the manifest has them.
+//! Hashes in the form that the manifest has.
 
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers in a form for people.
 #![expect(clippy::cast_possible_truncation, reason = "compared before")]
 
 /// A size: `12.3 MiB`.
@@ -16,12 +16,13 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A size that is enough for so many bytes, as `model.toml` takes it: whole MiB, rounded up.
+/// The smallest size in whole MiB that holds this many bytes, in the form that `model.toml` reads.
 pub fn bytes_up(n: u64) -> String {
     format!("{} MiB", n.div_ceil(1 << 20))
 }
 
-/// Size that [`bytes`] and people write: a number with `KiB`, `MiB`, `GiB` or `TiB`, or bytes. `None`: something else.
+/// Parses a size that [`bytes`] or a user wrote: a number with `KiB`, `MiB`, `GiB` or `TiB`, or a number of
+/// bytes. `None` for any other text.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

@@ -1,53 +1,55 @@
-//! Interrupts: SIGINT, SIGTERM and SIGHUP, from the first moment on.
+//! Interrupts: SIGINT, SIGTERM and SIGHUP.
 //!
-//! While there is nothing to clean up, each of them ends the process at once, wherever it waits. While a thread holds a [`Hold`]
-//! (a bundle that is half written, a scratch folder), the first signal is noted: loops that poll [`check`] end, system calls
-//! that wait return, and what was begun is removed. A second one ends the process then, too. The exit code is 128 and the
-//! signal's number: 130 after Ctrl-C. A SIGHUP that the parent process has ignored stays ignored, as `nohup` wants it.
+//! While there is nothing to clean up, each of them ends the process at once, even in a system call. While a
+//! thread has a [`Hold`] (for a half-written bundle or a scratch folder), the first signal is only recorded.
+//! Loops that poll [`check`] then end, waiting system calls return, and unfinished files are removed. A
+//! second signal ends the process. The exit code is 128 plus the signal's number: 130 after Ctrl-C. A SIGHUP
+//! that the parent process ignores stays ignored, as `nohup` requires.
 //!
 //! SIGXFSZ is ignored: a write beyond the limit of file sizes then returns an error, as on a full disk.
 //!
-//! The `unsafe` of this file installs the handler, and is what the handler does.
+//! The `unsafe` code of this file installs the signal handler and is the handler.
 
 use crate::{Error, Result};
 use std::io;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// The signal that has come; 0 if none has.
+/// The signal that was received; 0 if there was none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// Number of holders with something to clean up.
+/// Number of [`Hold`]s: threads with something to clean up.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
-/// The process that is waited for, which gets the signal, too; 0 if there is none.
+/// The child process that a thread waits for; signals are passed on to it. 0 if there is none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// Message of an interrupt.
+/// Error message of an interrupt.
 const SAID: &str = "error: interrupted\n";
 
-/// Whether the user asked to stop. Long loops poll it.
+/// Returns whether the user asked to stop. Long loops poll it.
 pub fn requested() -> bool {
     SIGNAL.load(Ordering::Relaxed) != 0
 }
 
-/// Exit code of a process that was asked to stop.
+/// Exit code of a process that the user asked to stop.
 pub fn exit_code() -> Option<u8> {
     let signal = SIGNAL.load(Ordering::Relaxed);
     if signal == 0 { None } else { u8::try_from(128 + signal).ok() }
 }
 
-/// An error if the user asked to stop.
+/// Fails if the user asked to stop.
 ///
 /// # Errors
-/// He did.
+/// The user asked to stop.
 pub fn check() -> Result<()> {
     if requested() { Err(Error::environment("interrupted")) } else { Ok(()) }
 }
 
-/// While it lives, the first signal is noted in place of ending the process: there is something to clean up.
+/// Guard during which the first signal is recorded and does not end the process, since there is something to
+/// clean up.
 #[derive(Debug)]
 pub struct Hold(());
 
-/// Holds interrupts back from now on.
+/// Begins to hold interrupts back.
 pub fn hold() -> Hold {
     HOLDS.fetch_add(1, Ordering::SeqCst);
     Hold(())
@@ -59,25 +61,25 @@ impl Drop for Hold {
     }
 }
 
-/// Runs a command to its end, as [`Command::output`] does. A signal to this process goes to it, too: otherwise it would be
-/// waited for.
+/// Runs a command to its end, like [`Command::output`]. Signals to this process are passed on to the command,
+/// so that it does not delay the end.
 ///
 /// # Errors
-/// As [`Command::output`].
+/// Those of [`Command::output`].
 pub fn output(command: &mut Command) -> io::Result<Output> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let _passing = pass_to(&child);
     child.wait_with_output()
 }
 
-/// While it lives, a signal to this process goes to a child, too.
+/// Guard during which signals to this process are passed on to a child.
 #[derive(Debug)]
 pub struct Passing(());
 
-/// Passes signals on to a child.
+/// Begins to pass signals on to a child.
 pub fn pass_to(child: &Child) -> Passing {
     CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
-    // One that came in between was not passed on.
+    // A signal that came before this store was not passed on.
     #[cfg(unix)]
     pass_on(SIGNAL.load(Ordering::SeqCst));
     Passing(())
@@ -98,7 +100,7 @@ fn pass_on(signal: libc::c_int) {
     }
 }
 
-/// Signals that ask the process to end.
+/// Signals that end the process.
 #[cfg(unix)]
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -115,10 +117,11 @@ extern "C" fn on_signal(signal: libc::c_int) {
     }
 }
 
-/// Current action of a signal: a handler's address, or one of the constants for none.
+/// Current action of a signal: the address of a handler, or one of the constants for no handler.
 #[cfg(unix)]
 fn action_of(signal: libc::c_int) -> libc::sighandler_t {
-    // SAFETY: `action` is a valid `sigaction` to write to (zero is a valid bit pattern of every field); no new one is given.
+    // SAFETY: `action` is a valid `sigaction` to write to (zero is a valid bit pattern of every field). No
+    // new action is given.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut action);
@@ -126,15 +129,16 @@ fn action_of(signal: libc::c_int) -> libc::sighandler_t {
     }
 }
 
-/// Listens for interrupts from now on.
+/// Installs the handler of interrupts.
 #[cfg(unix)]
 pub fn install() {
     for signal in SIGNALS {
         if signal == libc::SIGHUP && action_of(signal) == libc::SIG_IGN {
             continue;
         }
-        // SAFETY: `action` is a valid `sigaction` (zero is a valid bit pattern of every field), and the handler only touches
-        // atomics and calls what is allowed in one. No `SA_RESTART`: system calls that wait return.
+        // SAFETY: `action` is a valid `sigaction` (zero is a valid bit pattern of every field). The handler
+        // only uses atomics and functions that are allowed in a handler. No `SA_RESTART`: waiting system
+        // calls return.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
@@ -146,20 +150,20 @@ pub fn install() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Listens no longer: who takes signals by itself gets them alone.
+/// Removes the handler, for a caller that handles signals itself.
 #[cfg(unix)]
 pub fn release() {
     let own = on_signal as extern "C" fn(libc::c_int) as usize;
     for signal in SIGNALS.into_iter().filter(|&signal| action_of(signal) == own) {
-        // SAFETY: `signal` takes two numbers; the second is the action of a process that has requested none.
+        // SAFETY: `signal` takes two numbers; the second is the default action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// As where there are signals.
+/// The same as on systems with signals.
 #[cfg(not(unix))]
 pub fn release() {}
 
-/// Listens for interrupts; without signals there is nothing to hear.
+/// Does nothing: this system has no signals.
 #[cfg(not(unix))]
 pub fn install() {}

@@ -1,5 +1,5 @@
-//! Base of all crates of the compiler: errors, words and sizes for people, progress, interrupts, files written whole, the
-//! cache folder, and the paths of a bundle's files.
+//! Base of all crates of the compiler: errors, numbers for people, progress, interrupts, atomic writes of
+//! files, the cache folder, and the paths of a bundle's files.
 
 pub mod cache_dir;
 pub mod disk;

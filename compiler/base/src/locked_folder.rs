@@ -1,7 +1,8 @@
-//! A folder that one process writes, and that others may remove once that process has ended.
+//! A folder that one process writes, and that other processes may remove after it has ended.
 //!
-//! The folder holds a file `lock`, which its process keeps locked for as long as it lives. A process id says nothing where hosts
-//! or containers share a folder; a lock does. A file system without locks keeps every folder: none is ever found abandoned.
+//! The folder has a file `lock`, which its process keeps locked until it ends. Process ids are not comparable
+//! between hosts or containers that share a folder; locks are. On a file system without locks, no folder is
+//! ever taken for an abandoned one.
 
 use crate::error::{Error, Result, io_error};
 use std::ffi::OsString;
@@ -9,33 +10,35 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Locked while the process lives. It also marks the folder as moec's.
+/// Name of the file that is locked while the process lives. It also marks the folder as one of moec's.
 pub const LOCK: &str = "lock";
-/// Number of tries for names and locks, when other processes take them.
+/// Number of attempts at names and locks that other processes may take.
 pub const TRIES: usize = 100;
-/// File descriptors that are kept for removing the folder, one for each folder in it that is open at once.
+/// Number of file descriptors kept for removing the folder: one for each level of folders that is open at
+/// once.
 const RESERVED: usize = 12;
 
-/// A folder of this process, or one that it took over from a process that has ended.
+/// A folder of this process: a new one, or one of a process that has ended.
 #[derive(Debug)]
 pub struct LockedFolder {
     path: PathBuf,
-    /// Held for as long as this lives.
+    /// The lock file, locked as long as this value lives.
     _lock: File,
-    /// Closed before the folder is removed: removing opens folders, and descriptors may be what the process ran out of.
+    /// Descriptors that are closed before the folder is removed. Removal opens folders, and the process may
+    /// have run out of descriptors.
     reserved: Vec<File>,
 }
 
 impl LockedFolder {
-    /// Creates a folder in `parent`, which exists. `name` makes a name of what distinguishes processes. `reached` is called with
-    /// the name of each step.
+    /// Creates a folder in `parent`, which must exist. `name` makes the folder's name from a text that is
+    /// unique to the process. `reached` is called with the name of each step.
     ///
     /// # Errors
-    /// A parent that cannot be written.
+    /// Fails if the parent cannot be written.
     pub fn create(parent: &Path, name: impl Fn(&str) -> OsString, reached: impl Fn(&str)) -> Result<Self> {
         let id = std::process::id();
         for n in 0..TRIES {
-            // Other hosts and containers may write here, too, with the same process id.
+            // Other hosts and containers with the same process id may write here, too.
             let id = if n == 0 { id.to_string() } else { format!("{id}-{n}") };
             let path = parent.join(name(&id));
             match fs::create_dir(&path) {
@@ -43,7 +46,8 @@ impl LockedFolder {
                 made => made.map_err(|e| io_error("create", &path, &e))?,
             }
             reached("folder");
-            // Until it is locked, another process may take the folder for an abandoned one, and remove it.
+            // Before the file is locked, another process may take the folder for an abandoned one and remove
+            // it.
             let lock = match File::create_new(path.join(LOCK)) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 made => made.map_err(|e| discarded(&path, io_error("create", &path.join(LOCK), &e)))?,
@@ -63,17 +67,17 @@ impl LockedFolder {
             .hint("remove the hidden folders there that other builds left"))
     }
 
-    /// Takes over a folder whose process has ended; `None` if it lives, or the folder has no lock.
+    /// Takes over a folder whose process has ended; `None` if that process lives or the folder has no lock.
     pub fn abandoned(path: PathBuf) -> Option<Self> {
         let file = path.join(LOCK);
-        // Opening a pipe of that name would wait for ever.
+        // Opening a named pipe would block for ever.
         fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
         let lock = File::open(&file).ok()?;
         lock.try_lock().ok()?;
         same_file(&lock, &file).then_some(Self { path, _lock: lock, reserved: Vec::new() })
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -84,15 +88,15 @@ impl LockedFolder {
     }
 }
 
-/// Removes a folder that has just been made, for an error.
+/// Removes a folder that has just been created, after an error.
 fn discarded(path: &Path, error: Error) -> Error {
-    // The error that comes first is the one to report.
+    // The first error is the one to report.
     let _ = fs::remove_file(path.join(LOCK));
     let _ = fs::remove_dir(path);
     error
 }
 
-/// Whether an open file is what a path names.
+/// Whether an open file is the one at a path.
 #[cfg(unix)]
 pub fn same_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -101,7 +105,7 @@ pub fn same_file(file: &File, path: &Path) -> bool {
     open.is_ok_and(|open| named.is_ok_and(|named| open == named))
 }
 
-/// Whether the path names a file.
+/// Whether a path names a file; systems without inodes have no better test.
 #[cfg(not(unix))]
 pub fn same_file(_file: &File, path: &Path) -> bool {
     path.is_file()

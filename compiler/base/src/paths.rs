@@ -1,8 +1,8 @@
 //! Paths of the files of a bundle, relative to its folder.
 
-/// Sizes and hashes of all files. It marks a folder as a bundle.
+/// Sizes and hashes of all files. This file marks a folder as a bundle.
 pub const MANIFEST: &str = "manifest.json";
-/// Weights that every token reads.
+/// Weights that every token uses.
 pub const DENSE: &str = "weights/dense.bin";
 /// Weights of routed experts.
 pub const EXPERTS: &str = "weights/experts.bin";
@@ -14,7 +14,7 @@ pub const GRAPH: &str = "artifacts/graph.moe";
 pub const TOKENIZER: &str = "artifacts/tokenizer.json";
 /// Chat templates.
 pub const CHAT_TEMPLATE: &str = "artifacts/chat_template.json";
-/// Options of sampling.
+/// Sampling options.
 pub const SAMPLING: &str = "artifacts/sampling.json";
 /// Binary form of the plan.
 pub const PLAN: &str = "plan.bin";
@@ -22,14 +22,14 @@ pub const PLAN: &str = "plan.bin";
 pub const DEVICE: &str = "device.toml";
 /// Text form of the plan.
 pub const PLAN_TEXT: &str = "plan.txt";
-/// Reasons for the choice of kernels.
+/// Decisions on kernels, with their reasons.
 pub const DECISIONS: &str = "decisions.json";
 /// Signature of the manifest, by minisign or `moec sign`.
 pub const SIGNATURE: &str = "manifest.json.minisig";
-/// The program.
+/// The executable.
 pub const RUN: &str = "run";
 
-/// Whether a file of a bundle lies inside of an artifact that is a folder: such files are as large as weights.
+/// Whether a file of a bundle is part of an artifact that is a folder: such files are as large as weights.
 pub fn is_inside(name: &str) -> bool {
     name.strip_prefix("artifacts/").is_some_and(|rest| rest.contains('/'))
 }

@@ -1,10 +1,10 @@
-//! Progress for the user: stage lines, warnings and bars, all on stderr.
+//! Progress for the user: stage lines, warnings and progress bars, all on stderr.
 //!
 //! | | on a terminal | elsewhere | under `--verbose` |
 //! |---|---|---|---|
-//! | [`Progress::stage`]: what stays true | a line that stays | a line | |
-//! | [`Progress::phase`], [`Progress::items`], [`Progress::bytes`]: what goes on now | a bar, gone when it ends | a line, and one every ten seconds | |
-//! | [`Progress::detail`]: what happens within | in the bar, if anywhere | nothing | a line that stays |
+//! | [`Progress::stage`]: a completed step | a line that stays | a line | |
+//! | [`Progress::phase`], [`Progress::items`], [`Progress::bytes`]: the current work | a bar, gone when it ends | a line, and one every ten seconds | |
+//! | [`Progress::detail`]: a detail of it | in the bar, if anywhere | nothing | a line that stays |
 
 use crate::human;
 use anstyle::{AnsiColor, Style};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 const VERB: Style = AnsiColor::Green.on_default().bold();
-/// Time between lines of a phase where no bar is drawn.
+/// Time between the lines of a phase without a bar.
 const INTERVAL: Duration = Duration::from_secs(10);
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 
@@ -25,14 +25,13 @@ pub struct Progress {
     verbose: bool,
     bars: MultiProgress,
     draws: bool,
-    /// Whether phases have lines as they go on.
+    /// Whether phases write lines while they run.
     reports: bool,
 }
 
 impl Progress {
-    /// Lines on stderr unless `quiet`; bars in their place where stderr is a terminal. With `MOEC_NO_PROGRESS` there are neither bars nor
-    /// lines of how far a phase is.
-    /// `verbose`: details have lines, too.
+    /// Stage lines on stderr unless `quiet`, and progress bars where stderr is a terminal. `MOEC_NO_PROGRESS`
+    /// turns off bars and the lines that replace them. With `verbose`, details have lines, too.
     pub fn new(quiet: bool, verbose: bool) -> Self {
         let wanted = std::env::var_os("MOEC_NO_PROGRESS").is_none_or(|v| v.is_empty());
         let draws = !quiet && wanted && std::io::stderr().is_terminal();
@@ -47,7 +46,7 @@ impl Progress {
         }
     }
 
-    /// Says nothing.
+    /// A destination without output.
     pub fn silent() -> Self {
         Self {
             quiet: true,
@@ -58,54 +57,54 @@ impl Progress {
         }
     }
 
-    /// Whether only errors, warnings and data are to be said.
+    /// Whether only errors, warnings and data are written.
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// A line `     Packing layers.3`.
+    /// Writes a stage line: `     Packing layers.3`.
     pub fn stage(&self, verb: &str, what: &str) {
         if !self.quiet {
             self.line(&format!("{VERB}{verb:>12}{VERB:#} {what}"));
         }
     }
 
-    /// The last line of a subcommand, with the time since `start`.
+    /// Writes the last line of a subcommand, with the time since `start`.
     pub fn finished(&self, what: &str, start: Instant) {
         self.stage("Finished", &format!("{what} in {:.2}s", start.elapsed().as_secs_f64()));
     }
 
-    /// A line `warning: …`. It is said even when stage lines are not.
+    /// Writes a line `warning: …`, even when stage lines are off.
     pub fn warn(&self, message: &str) {
         self.line(&format!("{WARNING}warning{WARNING:#}: {message}"));
     }
 
-    /// A line of what happens within a phase, for those who want to know everything.
+    /// Writes a detail within a phase, for `--verbose`.
     pub fn detail(&self, verb: &str, what: &str) {
         if self.verbose {
             self.stage(verb, what);
         }
     }
 
-    /// Whether bars are drawn. Where they are not, a caller that shows nothing else prints lines.
+    /// Whether bars are drawn. If they are not, callers without other output print lines.
     pub fn draws(&self) -> bool {
         self.draws
     }
 
-    /// A phase whose length is not known: it lasts until the bar is dropped.
+    /// Begins a phase of unknown length, which lasts until the bar is dropped.
     pub fn phase(&self, verb: &str, what: &str) -> Bar {
         let bar = self.bar(verb, Unit::None, None, "{spinner} {msg} {elapsed:.dim}", || what.to_owned());
         bar.label(what);
         bar
     }
 
-    /// A bar over bytes.
+    /// Begins a bar over bytes.
     pub fn bytes(&self, verb: &str, total: u64) -> Bar {
         let figures = "[{bar:24}] {bytes}/{total_bytes} {bytes_per_sec}  {msg}";
         self.bar(verb, Unit::Bytes, Some(total), figures, || human::bytes(total))
     }
 
-    /// A bar over things that are counted; `unit` is their name, in the plural.
+    /// Begins a bar over counted things; `unit` is their name, in the plural.
     pub fn items(&self, verb: &str, total: u64, unit: &str) -> Bar {
         let figures = format!("[{{bar:24}}] {{pos}}/{{len}} {unit}  {{msg}}");
         let said = || if total == 1 { singular(unit) } else { format!("{total} {unit}") };
@@ -129,7 +128,7 @@ impl Progress {
             });
             return Bar { bar, _reports: reports };
         }
-        // Every template is of this crate.
+        // All templates are constants of this crate.
         let template = format!("{{prefix:>12.green.bold}} {figures}");
         let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
@@ -139,31 +138,31 @@ impl Progress {
     }
 
     fn line(&self, line: &str) {
-        // A closed stderr cannot be reported anywhere.
+        // If stderr is closed, that cannot be reported anywhere.
         self.bars.suspend(|| {
             let _ = writeln!(anstream::stderr().lock(), "{line}");
         });
     }
 }
 
-/// `1 token` of `tokens`: units are regular plurals, perhaps with words after them.
+/// `1 token` for `tokens`. Units are regular plurals, perhaps with words after them.
 fn singular(unit: &str) -> String {
     let (noun, rest) = unit.split_once(' ').map_or((unit, String::new()), |(n, r)| (n, format!(" {r}")));
     format!("1 {}{rest}", noun.strip_suffix('s').unwrap_or(noun))
 }
 
-/// What a phase counts.
+/// Unit in which a phase counts.
 #[derive(Clone, Debug)]
 enum Unit {
-    /// Nothing: its length is not known.
+    /// None: the length of the phase is unknown.
     None,
     Bytes,
-    /// Things of this name, in the plural.
+    /// Counted things with this name, in the plural.
     Items(String),
 }
 
 impl Unit {
-    /// How far a bar is, in words.
+    /// Position of a bar, as text.
     fn place(&self, bar: &ProgressBar, what: &str) -> String {
         let (done, of) = (bar.position(), bar.length().unwrap_or_default());
         match self {
@@ -174,14 +173,14 @@ impl Unit {
     }
 }
 
-/// Lines of how far a phase is, where no bar is drawn, until it is dropped.
+/// Thread that writes lines of progress where no bar is drawn, until it is dropped.
 #[derive(Debug)]
 struct Reports {
     _ends: Sender<()>,
 }
 
 impl Reports {
-    /// Writes a line after each `interval`.
+    /// Starts a thread that writes a line after each `interval`.
     fn start(
         bar: &ProgressBar,
         unit: Unit,
@@ -191,7 +190,7 @@ impl Reports {
     ) -> Self {
         let (ends, ended) = channel();
         let (bar, start) = (bar.clone(), Instant::now());
-        // Where no thread can be started there are no lines.
+        // If no thread can be started, there are no lines.
         let _ = std::thread::Builder::new().name("progress".to_owned()).spawn(move || {
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) && !bar.is_finished() {
                 write(&format!("{} after {} s", unit.place(&bar, &what), start.elapsed().as_secs()));
@@ -201,39 +200,39 @@ impl Reports {
     }
 }
 
-/// A bar; it vanishes when it is finished or dropped.
+/// A progress bar, which disappears when it is finished or dropped.
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
-    /// Lines in its place, where it is not drawn.
+    /// Lines that replace the bar where it is not drawn.
     _reports: Option<Reports>,
 }
 
 impl Bar {
-    /// Sets what is being worked on.
+    /// Sets the text of the current item.
     pub fn label(&self, what: &str) {
         if !self.bar.is_hidden() {
             self.bar.set_message(what.to_owned());
         }
     }
 
-    /// Moves on.
+    /// Advances the bar.
     pub fn add(&self, n: u64) {
         self.bar.inc(n);
     }
 
-    /// Sets how far it is, and of how much.
+    /// Sets the position and the length.
     pub fn place(&self, done: u64, of: u64) {
         self.bar.set_length(of);
         self.bar.set_position(done);
     }
 
-    /// Takes it off the screen while `f` writes there.
+    /// Hides the bar while `f` writes to the terminal.
     pub fn suspend<R>(&self, f: impl FnOnce() -> R) -> R {
         self.bar.suspend(f)
     }
 
-    /// Takes it off the screen.
+    /// Removes the bar from the terminal.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -251,7 +250,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    /// A phase without a bar: lines of how far it is, as long as it lasts.
+    /// A phase without a bar writes lines of progress as long as it lasts.
     #[test]
     fn a_phase_without_a_bar_has_lines_at_intervals() {
         let bar = ProgressBar::hidden();
@@ -273,7 +272,7 @@ mod tests {
         while next() != "`run` after 0 s" {}
         drop(reports);
         drop(to);
-        // Both threads end, and with them what they write to.
+        // Both threads end, and so does their output.
         while lines.recv_timeout(Duration::from_mins(1)).is_ok() {}
         assert_eq!(Unit::Bytes.place(&bar, ""), "4 bytes of 8 bytes");
     }

@@ -1,4 +1,5 @@
-//! Folders under the cache that are removed with the run: weights of models that are built to be used once.
+//! Temporary folders in the cache, which are removed after the run. They hold weights of models that are used
+//! once.
 
 use crate::cache_dir;
 use crate::error::{Error, Result};
@@ -16,23 +17,23 @@ const PREFIX: &str = "scratch-";
 #[derive(Debug)]
 pub struct Scratch {
     folder: LockedFolder,
-    /// Let go of when the folder is gone.
+    /// The lock, released after the folder is removed.
     _hold: Hold,
 }
 
 impl Scratch {
-    /// A folder with room for a plan's weights. `what` needs it.
+    /// Creates a folder for a plan's weights. `what` is the user of the folder in messages.
     ///
     /// # Errors
-    /// A disk without that room, or a folder that cannot be made.
+    /// Fails if the disk has too little room, or the folder cannot be created.
     pub fn create(what: &str, plan: &Plan) -> Result<Self> {
         Self::with_room(what, plan.segments.iter().map(|s| s.bytes).sum())
     }
 
-    /// A folder with room for `need` bytes. `what` needs it.
+    /// Creates a folder for `need` bytes. `what` is the user of the folder in messages.
     ///
     /// # Errors
-    /// As [`Scratch::create`].
+    /// Those of [`Scratch::create`].
     pub fn with_room(what: &str, need: u64) -> Result<Self> {
         let cache = cache_dir::writable_for(&format!("to {what}"), None)?;
         remove_abandoned(&cache);
@@ -54,7 +55,7 @@ impl Scratch {
         Ok(Self { folder, _hold: hold })
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -63,12 +64,12 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         self.folder.release_descriptors();
-        // The next run removes what is left.
+        // Files that remain are removed by the next run.
         let _ = fs::remove_dir_all(self.folder.path());
     }
 }
 
-/// Removes the folders of runs that were killed.
+/// Removes the folders of processes that were killed.
 fn remove_abandoned(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
@@ -77,7 +78,8 @@ fn remove_abandoned(cache: &Path) {
         if let Some(folder) = LockedFolder::abandoned(entry.path()) {
             let _ = fs::remove_dir_all(folder.path());
         } else {
-            // One that was killed before it had a lock is empty; any other is left alone.
+            // A folder of a process that was killed before it created the lock is empty. Folders with files
+            // but no lock are kept.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -89,7 +91,7 @@ mod tests {
     use crate::locked_folder::LOCK;
     use std::fs::File;
 
-    /// A folder as a run of another host or container leaves it, whose process id means nothing here.
+    /// A folder that a run on another host or in another container left; its process id means nothing here.
     fn of_another_host(cache: &Path, id: &str) -> File {
         let folder = cache.join(format!("{PREFIX}{id}"));
         fs::create_dir_all(folder.join("weights")).unwrap();
@@ -107,7 +109,7 @@ mod tests {
     #[test]
     fn a_folder_is_removed_only_when_its_process_has_ended() {
         let cache = tempfile::tempdir().unwrap();
-        // No process has such an id.
+        // No process has this id.
         let lock = of_another_host(cache.path(), "999999999-0");
         lock.lock().unwrap();
         remove_abandoned(cache.path());

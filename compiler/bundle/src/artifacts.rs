@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Writes the artifacts of everything that lives on another unit below `root`.
 ///
 /// # Errors
-/// What the backend says.
+/// The backend fails.
 pub fn write(
     c: &Compiled<'_>,
     importance: Option<&dyn WeightImportance>,
@@ -56,8 +56,7 @@ fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u
         for (index, set) in plan.streams.iter().enumerate().filter(|(_, set)| set.unit == accelerator.index) {
             let experts = plan_expert_schedule::experts(&c.module)?;
             let found = experts.iter().find(|(layer, _)| *layer == set.layer);
-            let &(_, expert) =
-                found.ok_or_else(|| Bug::bug("NDP command streams of a layer without experts"))?;
+            let &(_, expert) = found.ok_or_else(|| Bug::bug("command streams of a layer without experts"))?;
             let steps = plan.entries.iter().flat_map(|e| &e.steps);
             let of = steps.filter_map(|s| match s.code {
                 Code::Builtin(Builtin::Streams { set, rows, k }) if set as usize == index => Some(rows * k),
@@ -72,7 +71,8 @@ fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u
     Ok(written)
 }
 
-/// Writes the GPU kernels of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
+/// Writes the GPU kernels of every unit that launches some, and beside their text what an assembler makes of
+/// it, if there is one.
 fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &mut Emitted) -> Result<()> {
     let launches = &c.plan.launches;
     for accelerator in &c.list.accelerators {

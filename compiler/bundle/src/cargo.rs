@@ -1,7 +1,7 @@
 //! `run` built by cargo from the generated crate: for machines of another kind, or where it is requested.
 //!
-//! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
-//! bundle. Paths are remapped, so the binary does not depend on where it was built.
+//! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle
+//! to bundle. Paths are remapped, so the binary does not depend on where it was built.
 
 use super::runner::{lock_of, remove_others, write, write_sources};
 use super::toolchain::{Cross, Toolchain, cargo};
@@ -26,7 +26,7 @@ const LAST_WORDS: usize = 20;
 /// The cache folder, which must be writable where cargo builds. Requested before a model is compiled in vain.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The folder cannot be used.
 pub fn cache_folder() -> Result<PathBuf> {
     cache_dir::writable_for(
         "building `run` with cargo",
@@ -34,8 +34,8 @@ pub fn cache_folder() -> Result<PathBuf> {
     )
 }
 
-/// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there: generated sources, and what it has besides
-/// the runtime.
+/// Builds `run` for a bundle whose plan and kernels are in `bundle`, and puts it there: generated sources,
+/// and what it has besides the runtime.
 ///
 /// # Errors
 /// A build that fails, with the end of what cargo said.
@@ -45,8 +45,9 @@ pub fn build(
     tools: &Toolchain,
     progress: &Progress,
 ) -> Result<()> {
-    // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
-    // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
+    // One folder per compiler and set of dependencies: what differs from build to build, the generated crate
+    // and moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a
+    // time.
     let mut key = tools.version.clone().into_bytes();
     key.extend(lock_of(more).bytes());
     if let Some(cross) = tools.cross {
@@ -167,8 +168,8 @@ fn placed(line: &str) -> Option<(u64, u64, &str)> {
     Some((done.parse().ok()?, of.parse().ok()?, what.trim()))
 }
 
-/// Flags that keep the binary independent of this machine's folders, and those of another target. What loads libraries while it runs is
-/// not `alone`: it is linked with the operating system's.
+/// Flags that keep the binary independent of this machine's folders, and those of another target. What loads
+/// libraries while it runs is not `alone`: it is linked with the operating system's.
 fn rustflags(home: &Path, cross: Option<&Cross>, alone: bool) -> OsString {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)

@@ -1,7 +1,8 @@
 //! Folders that a build may replace: nothing, an empty folder, or a bundle with nothing else in it.
 //!
-//! A folder is a bundle if its `manifest.json` is one that moec wrote; a file of that name is not enough. What the manifest
-//! does not list belongs to the user, and a folder that holds any of it is left alone. Links are never followed.
+//! A folder is a bundle if its `manifest.json` is one that moec wrote; a file of that name is not enough.
+//! What the manifest does not list belongs to the user, and a folder that holds any of it is left alone.
+//! Links are never followed.
 
 use super::manifest;
 use moec_base::error::{Error, Result, io_error};
@@ -37,7 +38,7 @@ pub(super) fn plain(path: &Path) -> PathBuf {
 /// Looks whether a build may write to `path`, which the user calls `shown`.
 ///
 /// # Errors
-/// Whatever lies there and may not be replaced, with the first names that are no part of a bundle.
+/// The folder has content that may not be replaced, with the first names that are no part of a bundle.
 pub fn look(path: &Path, shown: &Path) -> Result<Standing> {
     let path = &plain(path);
     let shown = shown.display();
@@ -79,8 +80,9 @@ pub(super) fn named(strangers: &[String]) -> String {
     format!("{}{more}", first.join(", "))
 }
 
-/// Entries of a bundle's folder that are not its own: files, links and folders, each named from the bundle on, sorted. Folders of
-/// strangers are not entered. A listed path that is no regular file is a stranger, too.
+/// Entries of a bundle's folder that are not its own: files, links and folders, each named from the bundle
+/// on, sorted. Folders of strangers are not entered. A listed path that is no regular file is a stranger,
+/// too.
 ///
 /// # Errors
 /// A folder that cannot be read.
@@ -108,7 +110,7 @@ pub fn strangers(bundle: &Path, listed: &BTreeSet<String>) -> io::Result<Vec<Str
     Ok(found)
 }
 
-/// Folders that listed files lie in.
+/// Folders of the listed files.
 fn folders(listed: &BTreeSet<String>) -> BTreeSet<String> {
     let above = |path: &String| {
         let ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
@@ -117,8 +119,8 @@ fn folders(listed: &BTreeSet<String>) -> BTreeSet<String> {
     listed.iter().flat_map(above).collect()
 }
 
-/// Removes a bundle file by file, its manifest last, and gives what is left because it is not its own. `tick` is called
-/// after every file.
+/// Removes a bundle file by file, its manifest last, and gives what is left because it is not its own. `tick`
+/// is called after every file.
 ///
 /// # Errors
 /// A file that cannot be removed.

@@ -1,5 +1,5 @@
-//! `device.toml` of a bundle: the device that it was built for, whole. A bundle is opened where the user's own device file
-//! has changed or is gone; the name alone would say nothing there.
+//! `device.toml` of a bundle: the device that it was built for, whole. A bundle is opened where the user's
+//! own device file has changed or is gone; the name alone would say nothing there.
 
 use super::manifest::Manifest;
 use moec_base::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::path::Path;
 /// Longest description.
 const MOST: Limit = Limit { what: "a device", bytes: 1 << 20 };
 
-/// The description of a target, as a device file. `native` stands as what it was resolved to.
+/// The description of a target, as a device file. `native` is written as the target that it was resolved to.
 ///
 /// # Errors
 /// Only our bug: a device that cannot be written.

@@ -1,7 +1,7 @@
 //! Work on all cores whose results are wanted in order, with a bound on what is under way.
 //!
-//! A worker takes a job and a buffer at once, so the buffers bound what is held, and the worker of the earliest job always
-//! has one: results that wait for an earlier one wait for a worker that is running.
+//! A worker takes a job and a buffer at once, so the buffers bound what is held, and the worker of the
+//! earliest job always has one: results that wait for an earlier one wait for a worker that is running.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -76,13 +76,16 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
         self.freed.notify_one();
     }
 
-    /// Does `work` on every job and gives what it put into its buffer, which came empty, to `take` on this thread, in the order
-    /// of the jobs. `expect` hears of every job some time before its turn. What a worker keeps from job to job is its own.
+    /// Does `work` on every job and gives what it put into its buffer, which came empty, to `take` on this
+    /// thread, in the order of the jobs. `expect` is told of every job some time before its turn. What a
+    /// worker keeps from job to job is its own.
     ///
-    /// Every buffer must come back by [`Self::free`], at any time and from any thread: the jobs wait for that.
+    /// Every buffer must come back by [`Self::free`], at any time and from any thread: the jobs wait for
+    /// that.
     ///
     /// # Errors
-    /// That of the earliest job that has one, after all before it were taken; that of `take`, which ends it all.
+    /// That of the earliest job that has one, after all before it were taken; that of `take`, which ends it
+    /// all.
     pub(super) fn run<S: Default, E: Send>(
         &self,
         expect: impl Fn(&J) + Sync,
@@ -91,7 +94,7 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
     ) -> Result<(), E> {
         thread::scope(|scope| {
             let (send, results) = mpsc::channel();
-            // Where this ends early no worker may wait for a buffer.
+            // If this ends early, no worker may wait for a buffer.
             let _end = End { jobs: self, always: true };
             for _ in 0..self.workers {
                 let (send, expect, work) = (send.clone(), &expect, &work);

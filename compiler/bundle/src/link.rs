@@ -1,8 +1,9 @@
 //! `run` linked from the precompiled runtime, the bundle's kernels, and a table that names them.
 //!
-//! moec carries the runtime as one relocatable object, which `compiler/bundle/build.rs` compiles from `prebuilt/`. Linking
-//! takes the C compiler of the operating system, for the linker and the start of a C program, and neither rustc nor
-//! cargo, no cache, no network. What is linked depends on no folder: the same inputs give the same bytes.
+//! moec carries the runtime as one relocatable object, which `compiler/bundle/build.rs` compiles from
+//! `prebuilt/`. Linking takes the C compiler of the operating system, for the linker and the start of a C
+//! program, and neither rustc nor cargo, no cache, no network. What is linked depends on no folder: the same
+//! inputs give the same bytes.
 
 use super::toolchain::Linker;
 use moec_base::error::{Error, Result, io_error};
@@ -18,8 +19,8 @@ const RUNTIME: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/pr
 #[cfg(not(prebuilt))]
 const RUNTIME: Option<&[u8]> = None;
 
-/// Flags that rustc gives the linker for a program: no section that nothing reaches, no symbols, everything relocated before
-/// `main` and read-only from then on.
+/// Flags that rustc gives the linker for a program: no section that nothing reaches, no symbols, everything
+/// relocated before `main` and read-only from then on.
 const FLAGS: &[&str] = &[
     "-pie",
     "-Wl,--gc-sections",
@@ -30,8 +31,8 @@ const FLAGS: &[&str] = &[
     "-Wl,--as-needed",
 ];
 
-/// Libraries that Rust's standard library takes from the operating system (`rustc --print native-static-libs`); those that are
-/// not used are left out.
+/// Libraries that Rust's standard library takes from the operating system (`rustc --print
+/// native-static-libs`); those that are not used are left out.
 const LIBRARIES: &[&str] = &["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
 /// Whether this moec carries a runtime for its own kind of machine.
@@ -39,7 +40,7 @@ pub const fn is_prebuilt() -> bool {
     RUNTIME.is_some()
 }
 
-/// Links `run` of the bundle in `root`, where its kernels lie. `table` is the object that names them.
+/// Links `run` of the bundle in `root`, which has its kernels. `table` is the object that names them.
 ///
 /// # Errors
 /// A linker that fails, with what it said.

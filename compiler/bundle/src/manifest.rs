@@ -78,7 +78,8 @@ impl Manifest {
         Self::load(folder).map(|(manifest, _)| manifest)
     }
 
-    /// As [`Manifest::read`], with its bytes: what a signature is over, and what its own hash is of.
+    /// As [`Manifest::read`], with its bytes: the bytes that a signature covers, and whose hash is the
+    /// manifest's.
     ///
     /// # Errors
     /// As [`Manifest::read`].
@@ -119,8 +120,8 @@ impl Manifest {
         self.files.values().fold(0, |sum, f| sum.saturating_add(f.bytes))
     }
 
-    /// Reads a file of the bundle whole. What is given is what the manifest's SHA-256 is of, whatever happened to the file since it
-    /// was checked.
+    /// Reads a file of the bundle whole. What is given is what the manifest's SHA-256 is of, whatever
+    /// happened to the file since it was checked.
     ///
     /// # Errors
     /// A file that the manifest does not list, that cannot be read, or that was changed.
@@ -188,7 +189,7 @@ fn plain(path: &str) -> bool {
 /// The files that the manifest in `folder` lists, of this version of bundles or an earlier one.
 ///
 /// # Errors
-/// Why the folder is no bundle that this moec knows.
+/// The folder is not a bundle that this moec can read; the text is the reason.
 pub fn listed(folder: &Path) -> Result<BTreeSet<String>, String> {
     let bytes = regular::read_unlinked(&folder.join(MANIFEST), regular::MANIFEST)
         .map_err(|e| format!("`{MANIFEST}`: {e}"))?;
@@ -209,7 +210,8 @@ pub fn listed(folder: &Path) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// The hash by which a bundle can be compared: that of its manifest's bytes, which hold those of all other files.
+/// The hash by which a bundle can be compared: that of its manifest's bytes, which hold those of all other
+/// files.
 pub fn digest(manifest: &[u8]) -> String {
     hex(&sha256(manifest))
 }

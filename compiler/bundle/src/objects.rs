@@ -1,8 +1,9 @@
 //! Object code of single kernels, kept in the cache by what it was compiled from.
 //!
-//! Most builds compile kernels that an earlier build has compiled: other weights, another profile, the same shapes. The key
-//! is a SHA-256 of everything that decides the object, the module's LLVM IR among it, so an object that is found is the one
-//! that LLVM would write. Nothing depends on it: an entry that is missing or damaged is compiled again.
+//! Most builds compile kernels that an earlier build has compiled: other weights, another profile, the same
+//! shapes. The key is a SHA-256 of everything that decides the object, the module's LLVM IR among it, so an
+//! object that is found is the one that LLVM would write. Nothing depends on it: an entry that is missing or
+//! damaged is compiled again.
 
 use moec_base::hashing::{hex, sha256};
 use moec_base::{cache_dir, disk};
@@ -57,7 +58,7 @@ impl Objects for ObjectCache {
         if sha256(&object)[..] != entry[..] {
             return None;
         }
-        // What is used stays.
+        // An object that is used is kept: it gets the time of its last use.
         let _ = File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now()));
         Some(object)
     }

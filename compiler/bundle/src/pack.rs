@@ -9,7 +9,7 @@
 //! The buffers of `Jobs` go around: their number bounds what is held, and the slowest of these sets the pace.
 
 use super::in_order::Jobs;
-use super::reuse::{Matrix, Packed, Reuse};
+use super::reuse::{MatrixRecord, Packed, Reuse};
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing::hex;
 use moec_base::interrupt;
@@ -57,8 +57,8 @@ pub struct PackResult {
     pub(crate) files: BTreeMap<String, Packed>,
 }
 
-/// Packs every segment into its file below `root`, block by block. Sets size and hash of the weight files, and the checksums
-/// of experts that stay on disk.
+/// Packs every segment into its file below `root`, block by block. Sets size and hash of the weight files,
+/// and the checksums of experts that stay on disk.
 ///
 /// # Errors
 /// Weights that cannot be read or do not fit their format; a disk that is full; an interrupt.
@@ -115,9 +115,9 @@ impl Piece<'_> {
     }
 
     /// Its matrices, when all of it is packed.
-    fn matrices(&self) -> impl Iterator<Item = Matrix> {
+    fn matrices(&self) -> impl Iterator<Item = MatrixRecord> {
         let sums = self.sums.chunks(self.blocks_of_one()).enumerate();
-        sums.map(|(i, sums)| Matrix {
+        sums.map(|(i, sums)| MatrixRecord {
             weight: self.key.clone(),
             matrix: self.first + i,
             offset: self.place.0 + i as u64 * self.place.1,
@@ -160,15 +160,15 @@ fn matrix_offset(segment: &Segment, matrix: usize) -> Option<u64> {
     segment.matrix_offset(u32::try_from(matrix).ok()?)
 }
 
-/// The segments of a file with their matrices, in the order of their bytes, and where their checksums go: whole segments, or the
-/// experts that stay on disk one by one.
+/// The segments of a file with their matrices, in the order of their bytes, and where their checksums go:
+/// whole segments, or the experts that stay on disk one by one.
 fn parts(
     segments: &[Segment],
     paging: Option<&Paging>,
     file: u32,
 ) -> Vec<(usize, Range<usize>, Option<usize>)> {
     let matrices = |s: &Segment| s.extents().0 as usize;
-    // Neurons by themselves have no checksums, and gates lie before them.
+    // Neurons by themselves have no checksums, and gates are before them.
     let whole = paging.filter(|p| !p.by_neurons());
     let paged: Vec<_> =
         whole.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
@@ -177,7 +177,7 @@ fn parts(
     let mut all: Vec<_> = own.map(|(i, s)| (i, 0..matrices(s), None)).collect();
     let neurons =
         |i: &usize| paging.filter(|p| p.by_neurons()).is_some_and(|p| p.segments().any(|s| s as usize == *i));
-    // Their matrices may lie apart.
+    // Their matrices may be apart from each other.
     let apart = |(i, matrices, sum): (usize, Range<usize>, Option<usize>)| -> Vec<_> {
         if neurons(&i) { matrices.map(|m| (i, m..m + 1, None)).collect() } else { vec![(i, matrices, sum)] }
     };

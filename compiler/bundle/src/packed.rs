@@ -50,9 +50,9 @@ impl Packed {
         self.segment(weight).is_some()
     }
 
-    /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales, for
-    /// which errors may have mattered in some way that only the build knew; the codes are then settled, or read from the
-    /// bundle, too, where errors were fed back.
+    /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales,
+    /// for which errors may have mattered in some way that only the build knew; the codes are then settled,
+    /// or read from the bundle, too, where errors were fed back.
     pub fn round(&self, weight: &Weight, values: &mut [f32]) {
         let rounded = self
             .segment(&weight.name)
@@ -130,8 +130,8 @@ fn in_rows(weight: &str) -> String {
     format!("{weight} in rows")
 }
 
-/// Whether the bundle has every weight that the Graph reads, or what it is made of. What lives on another unit alone has no segment: its
-/// package holds codes, and these are what is verified.
+/// Checks that the bundle has every weight that the Graph reads, or the weights that it is made of. A weight
+/// that lives on another unit alone has no segment: its package holds codes, and these are what is verified.
 ///
 /// # Errors
 /// It has not: the reference needs the checkpoint.
@@ -159,8 +159,8 @@ pub fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
         .hint("name the folder of the checkpoint that it was built from: `--source HF_DIR`"))
 }
 
-/// Gives tables that are also stored in panels a weight of their own: the two may be rounded differently, since
-/// errors of a matrix matter by what it is multiplied by.
+/// Gives tables that are also stored in panels a weight of their own: the two may be rounded differently,
+/// since errors of a matrix matter by what it is multiplied by.
 pub fn split_tables(module: &mut Module, packed: &Packed) {
     let Module { weights, entries, .. } = module;
     let mut tables: HashMap<WeightId, WeightId> = HashMap::new();
@@ -180,8 +180,8 @@ pub fn split_tables(module: &mut Module, packed: &Packed) {
     }
 }
 
-/// Replaces every weight's expression by the segment of its name. What has no segment, but is made of weights that have some (the hot
-/// neurons of experts, whose prompts take all), reads those.
+/// Replaces every weight's expression by the segment of its name. What has no segment, but is made of weights
+/// that have some (the hot neurons of experts, whose prompts take all), reads those.
 pub fn read_from_bundle(module: &mut Module, packed: &Packed) {
     let known = segments(module, packed);
     for w in &mut module.weights {

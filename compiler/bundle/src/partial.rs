@@ -1,7 +1,7 @@
 //! A folder that appears whole or not at all.
 //!
-//! Files are written to a hidden folder beside the destination, which changes places with an earlier bundle at the end and
-//! is removed when anything goes wrong before.
+//! Files are written to a hidden folder beside the destination, which changes places with an earlier bundle
+//! at the end and is removed when anything goes wrong before.
 
 use super::destination::{self, Standing};
 use super::swap::{exchange, reached};
@@ -28,8 +28,8 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Opens a folder beside `destination`, which must be free, or an earlier bundle and nothing else, or empty. What
-    /// killed builds left there is put back or removed first.
+    /// Opens a folder beside `destination`, which must be free, or an earlier bundle and nothing else, or
+    /// empty. What killed builds left there is put back or removed first.
     ///
     /// # Errors
     /// A destination that is something else, or a parent that cannot be written.
@@ -54,11 +54,12 @@ impl Partial {
         &self.folder
     }
 
-    /// Puts the folder in place, in exchange for an earlier bundle. Gives what there is to say of files that others left,
-    /// or that stay.
+    /// Puts the folder in place, in exchange for an earlier bundle. Gives what there is to say of files that
+    /// others left, or that stay.
     ///
     /// # Errors
-    /// A destination that has become something else, or a name that cannot be changed; what was there is then still there.
+    /// A destination that has become something else, or a name that cannot be changed; what was there is then
+    /// still there.
     pub fn commit(mut self) -> Result<Vec<String>> {
         reached("write");
         sync_all(&self.folder).map_err(|(path, e)| io_error("write", &path, &e))?;
@@ -114,7 +115,7 @@ impl Partial {
             self.if_only_a_bundle(&old, back)?;
             if let Err(e) = fs::rename(new, at) {
                 let error = io_error("put into place", at, &e);
-                // What cannot go back now stays in the workspace, for the user to find.
+                // A file that cannot be put back now stays in the workspace, where the user finds it.
                 self.done = back().is_err();
                 return Err(error);
             }
@@ -125,7 +126,8 @@ impl Partial {
             .hint("wait until other builds of it are over"))
     }
 
-    /// Checks that what was taken away may be removed: something may have come since it was looked at. Then all goes back.
+    /// Checks that what was taken away may be removed: something may have come since it was looked at. Then
+    /// all goes back.
     fn if_only_a_bundle(&self, taken: &Path, back: impl FnOnce() -> io::Result<()>) -> Result<()> {
         match destination::look(taken, &self.destination) {
             Ok(_) => Ok(()),
@@ -137,8 +139,8 @@ impl Partial {
     }
 }
 
-/// [`destination::look`], where another build may give the name away between two steps of it. What it refuses is looked at
-/// once more, while no other build may.
+/// [`destination::look`], where another build may give the name away between two steps of it. What it refuses
+/// is looked at once more, while no other build may.
 fn look_beside_others(at: &Path) -> Result<Standing> {
     destination::look(at, at).or_else(|_| {
         let _turn = Turn::take(parent_of(at));
@@ -159,7 +161,8 @@ impl Drop for Partial {
     }
 }
 
-/// Waits until everything below a folder is on the disk. Several threads wait for files, since disks take many at once.
+/// Waits until everything below a folder is on the disk. Several threads wait for files, since disks take
+/// many at once.
 fn sync_all(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
     let mut all = vec![folder.to_owned()];
     let mut at = 0;

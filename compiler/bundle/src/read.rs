@@ -32,13 +32,14 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Opens a bundle: sizes of all files and hashes of the small ones (and of `run`) are checked, the plan is verified. Where
-    /// a build was killed between two renames, the bundle that it was replacing is put back first.
+    /// Opens a bundle: sizes of all files and hashes of the small ones (and of `run`) are checked, the plan
+    /// is verified. Where a build was killed between two renames, the bundle that it was replacing is put
+    /// back first.
     ///
     /// # Errors
-    /// What is missing, changed or malformed, by file.
+    /// A file is missing, changed or malformed; the error names it.
     pub fn open(folder: &Path) -> Result<Self> {
-        // Where it cannot be put back, the bundle is not there, which is said below.
+        // If it cannot be put back, the bundle is missing, and the load below reports that.
         let _ = workspace::recover(folder);
         let (manifest, manifest_bytes) = Manifest::load(folder)?;
         manifest.check(folder, false)?;
@@ -55,7 +56,8 @@ impl Bundle {
         Ok(Self { folder: folder.to_owned(), manifest, manifest_bytes, plan })
     }
 
-    /// The hash by which the whole bundle can be compared: that of its manifest, which holds those of all other files.
+    /// The hash by which the whole bundle can be compared: that of its manifest, which holds those of all
+    /// other files.
     pub fn manifest_sha256(&self) -> String {
         digest(&self.manifest_bytes)
     }
@@ -77,8 +79,8 @@ impl Bundle {
         super::device::read(&self.folder, &self.manifest, &self.plan)
     }
 
-    /// Compares the SHA-256 of all files but those that the plan lists: what executes it opens these, and checks what it opens
-    /// ([`CheckLevel::All`]).
+    /// Compares the SHA-256 of all files but those that the plan lists: what executes it opens these, and
+    /// checks what it opens ([`CheckLevel::All`]).
     ///
     /// # Errors
     /// As [`Manifest::check`].
@@ -140,7 +142,8 @@ impl Bundle {
         !cpu::is_of_this_machine(&self.plan.target.triple)
     }
 
-    /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph and weights.
+    /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph
+    /// and weights.
     pub fn needs_host_build(&self) -> bool {
         !self.plan.graphs.is_empty() || self.is_foreign()
     }

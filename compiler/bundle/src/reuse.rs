@@ -1,8 +1,9 @@
 //! Packed weights of earlier bundles, for later builds from the same checkpoint.
 //!
-//! A build notes in the cache which matrices it packed, where they lie in its bundle, and a CRC-32C of every block:
-//! `packed/CHECKPOINT/BUNDLE.json`, where both names are hashes. A later build, for another target or with other shapes,
-//! copies the blocks whose matrices would come out equal. A matrix is known by everything that decides its bytes:
+//! A build notes in the cache which matrices it packed, their places in its bundle, and a CRC-32C of every
+//! block: `packed/CHECKPOINT/BUNDLE.json`, where both names are hashes. A later build, for another target or
+//! with other shapes, copies the blocks whose matrices would come out equal. A matrix is known by everything
+//! that decides its bytes:
 //!
 //! | what | why |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | the expression, format and layout of the weight | which numbers, and how they are stored |
 //! | the profile and how it rounds, for grouped formats | which codes are chosen |
 //!
-//! Nothing depends on it: a block that is not there, or has another checksum, is packed. All of this only saves time, so no
-//! failure here is an error.
+//! Nothing depends on it: a block that is not there, or has another checksum, is packed. All of this only
+//! saves time, so no failure here is an error.
 
 use super::manifest::Manifest;
 use moec_base::cache_dir;
@@ -55,13 +56,13 @@ pub(crate) struct Packed {
     /// SHA-256, as the manifest has it.
     pub(crate) sha256: String,
     /// Its matrices.
-    pub(crate) matrices: Vec<Matrix>,
+    pub(crate) matrices: Vec<MatrixRecord>,
 }
 
 /// A matrix in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Matrix {
+pub(crate) struct MatrixRecord {
     /// Key of its weight.
     pub(crate) weight: String,
     /// Index of the weight's matrix.
@@ -93,8 +94,8 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// Reusable parts of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does. `None`: there is no
-    /// cache folder, or the checkpoint cannot be distinguished from another.
+    /// Reusable parts of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does.
+    /// `None`: there is no cache folder, or the checkpoint cannot be distinguished from another.
     pub(crate) fn of(checkpoint: &Checkpoint, rounding: Option<&str>) -> Option<Self> {
         let stamp = stamp(checkpoint)?;
         let moec = std::env::current_exe().and_then(fs::metadata).ok()?;
@@ -133,7 +134,7 @@ impl Reuse {
         for (path, packed) in note.files {
             let Ok(file) = regular::open(&note.bundle.join(path)) else { continue };
             let file = Arc::new(file);
-            for Matrix { weight, matrix, offset, blocks } in packed.matrices {
+            for MatrixRecord { weight, matrix, offset, blocks } in packed.matrices {
                 let place = || ReusableMatrix { file: Arc::clone(&file), offset, blocks };
                 self.known.entry((weight, matrix)).or_insert_with(place);
             }
@@ -150,8 +151,8 @@ impl Reuse {
         short(&text)
     }
 
-    /// Puts a block of a matrix after what `out` holds: number `block`, `at` bytes from the matrix's first, of `bytes` bytes.
-    /// `false`, and `out` as it was: no earlier bundle has it whole.
+    /// Puts a block of a matrix after what `out` holds: number `block`, `at` bytes from the matrix's first,
+    /// of `bytes` bytes. `false`, and `out` as it was: no earlier bundle has it whole.
     pub(crate) fn copy(
         &self,
         matrix: (String, usize),
@@ -174,7 +175,8 @@ impl Reuse {
         whole
     }
 
-    /// Notes what a bundle holds that was put at `bundle`. Nothing is noted of a checkpoint that has changed meanwhile.
+    /// Notes what a bundle holds that was put at `bundle`. Nothing is noted of a checkpoint that has changed
+    /// meanwhile.
     pub(crate) fn note(&self, checkpoint: &Checkpoint, bundle: &Path, files: BTreeMap<String, Packed>) {
         let Ok(bundle) = fs::canonicalize(bundle) else { return };
         if stamp(checkpoint).is_none_or(|now| now != self.stamp) {
@@ -189,7 +191,7 @@ impl Reuse {
 }
 
 impl Note {
-    /// A note whose bundle has the very files that it speaks of, by its manifest.
+    /// A note whose bundle has exactly the files that the note names, by its manifest.
     fn read(path: &Path) -> Option<Self> {
         let text = regular::read(path, MOST).ok()?;
         let note: Self = serde_json::from_slice(&text).ok()?;

@@ -1,7 +1,8 @@
 //! The runner crate, whose sources travel inside of moec.
 //!
-//! `runner/` in a bundle is a workspace of its own: the generated crate, and under `vendor/`, where it is to be built from there, copies
-//! of `moec-runtime`, `moec-service`, `moec-ir` and what executes the bundle's static graphs. [`super::cargo`] builds it.
+//! `runner/` in a bundle is a workspace of its own: the generated crate, and under `vendor/`, where it is to
+//! be built from there, copies of `moec-runtime`, `moec-service`, `moec-ir` and what executes the bundle's
+//! static graphs. [`super::cargo`] builds it.
 
 use super::toolchain::{MAC_SCRIPT, deployment_target};
 use include_dir::{Dir, include_dir};
@@ -51,8 +52,8 @@ const NOTICES: &str = include_str!("../runner/THIRD-PARTY.txt");
 /// Folder of copied crates in the runner.
 const VENDOR: &str = "vendor";
 
-/// Writes the runner crate into `folder`, which is created. `more`: what it has besides the runtime; `vendored`: whether the sources
-/// of both are written, too.
+/// Writes the runner crate into `folder`, which is created. `more`: what it has besides the runtime;
+/// `vendored`: whether the sources of both are written, too.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -73,7 +74,8 @@ pub fn write_sources(
     Ok(())
 }
 
-/// Writes the script that builds `run` on a Mac into the bundle, if its target is one. `more`: what the runner has besides the runtime.
+/// Writes the script that builds `run` on a Mac into the bundle, if its target is one. `more`: what the
+/// runner has besides the runtime.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -84,7 +86,8 @@ pub fn write_script(bundle: &Path, triple: &str, more: Option<&Runner>) -> Resul
     write(&bundle.join(MAC_SCRIPT), text.as_bytes())
 }
 
-/// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
+/// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found
+/// twice.
 pub(super) fn remove_others(
     folder: &Path,
     generated: &[SourceFile],

@@ -1,7 +1,8 @@
-//! Signatures of bundles, in the form of minisign: Ed25519 over `manifest.json`, which holds the hashes of all other files.
+//! Signatures of bundles, in the form of minisign: Ed25519 over `manifest.json`, which holds the hashes of
+//! all other files.
 //!
-//! A signature lies beside the manifest and is not listed in it, so that who signs changes nothing of the bundle. Keys and
-//! signatures are minisign's own files: either program makes and checks them.
+//! A signature is a file beside the manifest and not listed in it, so that signing changes nothing of the
+//! bundle. Keys and signatures are minisign's own files: either program makes and checks them.
 
 use super::manifest::digest;
 use super::read::Bundle;
@@ -23,7 +24,7 @@ pub struct Signed {
     pub key_id: String,
     /// Comment of the signer, covered by the signature.
     pub comment: String,
-    /// Whether it was held against a public key. If not, its author is unknown.
+    /// Whether it was checked with a public key. If not, its author is unknown.
     pub checked: bool,
 }
 
@@ -71,7 +72,8 @@ pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
     }
 }
 
-/// Signs a bundle, whose files must be as built, with the secret key in a file. `password` is asked where the key has one.
+/// Signs a bundle, whose files must be as built, with the secret key in a file. `password` is asked where the
+/// key has one.
 ///
 /// # Errors
 /// A changed file, a file that is no key, a wrong password, a signature that cannot be written.
@@ -98,11 +100,11 @@ pub fn sign(bundle: &Bundle, key: &Path, password: &dyn Fn() -> Result<String>) 
     Ok(Signed { key_id: shown_id(secret.keynum()), comment, checked: true })
 }
 
-/// Makes a pair of keys: `path`, which no other user may read and which has no password, and `path.pub`. Gives the public
-/// key's path and the pair's id.
+/// Makes a pair of keys: `path`, which no other user may read and which has no password, and `path.pub`.
+/// Gives the public key's path and the pair's id.
 ///
 /// # Errors
-/// A file that is there already, or cannot be written.
+/// A file exists already, or cannot be written.
 pub fn new_key(path: &Path) -> Result<(PathBuf, String)> {
     let mut public = path.as_os_str().to_owned();
     public.push(".pub");
@@ -135,7 +137,8 @@ fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey
     }
 }
 
-/// Whether a secret key is kept under a password: its bytes begin with `EdSc`, as the format's description has it.
+/// Whether a secret key is kept under a password: its bytes begin with `EdSc`, as the format's description
+/// has it.
 fn has_password(key: &SecretKeyBox) -> bool {
     key.to_string().lines().nth(1).is_some_and(|line| line.starts_with("RWRTY"))
 }

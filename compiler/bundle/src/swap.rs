@@ -1,13 +1,14 @@
 //! Two folders change places: in one step where the operating system has it.
 //!
-//! The only `unsafe` of this file asks the operating system to exchange two names. Tests can end the process at every step of a
-//! replacement, and choose the way without that system call; what ships cannot.
+//! The only `unsafe` of this file has the operating system exchange two names. Tests can end the process
+//! at every step of a replacement, and choose the way without that system call; what ships cannot.
 
 use std::io;
 use std::path::Path;
 
-/// Steps of a replacement after which a test can end the process (`MOEC_DIE_AFTER`), in their order. Of the steps that
-/// exchange names, `exchange` is taken where the operating system can, `take` and `place` where it cannot.
+/// Steps of a replacement after which a test can end the process (`MOEC_DIE_AFTER`), in their order. Of the
+/// steps that exchange names, `exchange` is taken where the operating system can, `take` and `place` where it
+/// cannot.
 pub const STEPS: [&str; 11] =
     ["folder", "lock", "write", "sync", "exchange", "take", "place", "file", "remove", "unlock", "tidy"];
 
@@ -24,15 +25,16 @@ pub(super) fn reached(step: &str) {
 #[cfg(not(debug_assertions))]
 pub(super) fn reached(_step: &str) {}
 
-/// Whether a test wants names exchanged by two renames.
+/// Whether a test has set that names are exchanged by two renames.
 fn by_renames() -> bool {
     cfg!(debug_assertions) && std::env::var_os("MOEC_RENAME_TWICE").is_some()
 }
 
-/// Exchanges what two paths name, at once. `Ok(false)`: this system or file system has no such step, and nothing happened.
+/// Exchanges what two paths name, at once. `Ok(false)`: this system or file system has no such step, and
+/// nothing happened.
 ///
 /// # Errors
-/// What the operating system refuses; nothing happened then.
+/// The operating system refuses; nothing has changed then.
 pub(super) fn exchange(a: &Path, b: &Path) -> io::Result<bool> {
     if by_renames() {
         return Ok(false);
@@ -43,7 +45,8 @@ pub(super) fn exchange(a: &Path, b: &Path) -> io::Result<bool> {
     }
 }
 
-/// Errors of systems and file systems without the step; `EPERM` comes from filters of system calls that are older than it.
+/// Errors of systems and file systems without the step; `EPERM` comes from filters of system calls that are
+/// older than it.
 #[cfg(unix)]
 const ABSENT: [i32; 5] = [libc::EINVAL, libc::ENOSYS, libc::ENOTSUP, libc::EOPNOTSUPP, libc::EPERM];
 #[cfg(not(unix))]

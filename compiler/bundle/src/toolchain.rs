@@ -1,8 +1,8 @@
 //! Linkers of `run`: this machine's own tools, or those that link for another one.
 //!
-//! For this machine's own kind moec carries the runtime compiled, and a C compiler links it. Everything else is
-//! built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of another
-//! kind [`CROSS`] has a row. [`Route`] is which of the two.
+//! For this machine's own kind moec carries the runtime compiled, and a C compiler links it. Everything else
+//! is built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of
+//! another kind [`CROSS`] has a row. [`Route`] is which of the two.
 
 use super::link;
 use moec_base::cache_dir;
@@ -25,12 +25,13 @@ pub struct Cross {
     pub triple: &'static str,
     /// The linker: a C compiler for the operating system.
     pub linker: &'static str,
-    /// Flags of rustc. Linked without the operating system's libraries, `run` starts under any kernel of the kind; what loads libraries itself
-    /// goes without these flags.
+    /// Flags of rustc. Linked without the operating system's libraries, `run` starts under any kernel of the
+    /// kind; what loads libraries itself goes without these flags.
     pub flags: &'static [&'static str],
     /// Command that runs its programs on other machines.
     pub emulator: &'static [&'static str],
-    /// Packages of linker and emulator in Debian and Ubuntu; `None`: Android's kit for native code (NDK) has the linker.
+    /// Packages of linker and emulator in Debian and Ubuntu; `None`: Android's kit for native code (NDK) has
+    /// the linker.
     pub packages: Option<&'static str>,
     /// Debian's word for the architecture, where Debian has Rust's standard library for it.
     pub debian: Option<&'static str>,
@@ -85,15 +86,16 @@ impl Cross {
         )
     }
 
-    /// Whether its emulator is there.
+    /// Whether its emulator is installed.
     pub fn emulated(&self) -> bool {
         self.emulator.first().is_some_and(|e| said(&(*e).into(), &["--version"]).is_some())
     }
 }
 
-/// C compilers that link the precompiled runtime; the first that is there is taken.
+/// C compilers that link the precompiled runtime; the first that is installed is used.
 const C_COMPILERS: [&str; 3] = ["cc", "gcc", "clang"];
-/// Flag that takes LLVM's linker in place of the C compiler's own: on the runtime's object it takes a fifth of the time of GNU's.
+/// Flag that takes LLVM's linker in place of the C compiler's own: on the runtime's object it takes a fifth
+/// of the time of GNU's.
 const LLD: &str = "-fuse-ld=lld";
 
 /// Linker of the precompiled runtime.
@@ -106,7 +108,7 @@ pub struct Linker {
 }
 
 impl Linker {
-    /// The first C compiler that is there, and LLVM's linker where there is one.
+    /// The first installed C compiler, and LLVM's linker if it is installed.
     fn find() -> Option<Self> {
         let there = |cc: &&str| said(&(*cc).into(), &["--version"]).is_some();
         let cc = C_COMPILERS.into_iter().find(there)?;
@@ -129,7 +131,8 @@ impl Route {
         !from_source && link::is_prebuilt() && is_host(triple)
     }
 
-    /// Whether a bundle has the runtime's sources unasked: cargo builds its `run` here, or on the machine that it is for.
+    /// Whether a bundle has the runtime's sources unasked: cargo builds its `run` here, or on the machine
+    /// that it is for.
     pub fn needs_sources(triple: &str, from_source: bool) -> bool {
         !Self::is_linked_here(triple, from_source) || deployment_target(triple).is_some()
     }
@@ -137,7 +140,7 @@ impl Route {
     /// The way to `run` for programs of `triple`; `from_source`: by cargo in any case.
     ///
     /// # Errors
-    /// What is missing.
+    /// Something is missing.
     pub fn find(triple: &str, from_source: bool) -> Result<Self, Missing> {
         if !Self::is_linked_here(triple, from_source) {
             return Toolchain::find(triple).map(Self::Cargo);
@@ -221,7 +224,7 @@ impl Toolchain {
     /// The tools that link for programs of `triple`.
     ///
     /// # Errors
-    /// What is missing.
+    /// Something is missing.
     pub fn find(triple: &str) -> Result<Self, Missing> {
         if said(&cargo(), &["--version"]).is_none() {
             return Err(Missing::Rust);
@@ -250,7 +253,8 @@ impl Toolchain {
     }
 }
 
-/// The oldest macOS that a triple's programs are for: `15.0` of `arm64-apple-macosx15.0.0`; none for other systems.
+/// The oldest macOS that a triple's programs are for: `15.0` of `arm64-apple-macosx15.0.0`; none for other
+/// systems.
 ///
 /// Apple's linker wants it, with two numbers, in `MACOSX_DEPLOYMENT_TARGET`.
 pub fn deployment_target(triple: &str) -> Option<String> {

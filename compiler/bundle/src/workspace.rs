@@ -1,9 +1,10 @@
 //! The hidden folder beside a bundle in which it is written, and what killed builds leave of it.
 //!
-//! `.NAME.partial-ID` holds a file `lock`, which its build keeps locked for as long as it lives, the bundle that is being
-//! written (`bundle`), and for a moment the one that it replaces: under the same name once the two were exchanged, or as
-//! `replaced` where the operating system renames twice. A process that can take the lock knows that the build is dead, even if another has its process
-//! id by now. The next build of that name removes what is left; one that finds no bundle at all puts `replaced` back first.
+//! `.NAME.partial-ID` holds a file `lock`, which its build keeps locked for as long as it lives, the bundle
+//! that is being written (`bundle`), and for a moment the one that it replaces: under the same name once the
+//! two were exchanged, or as `replaced` where the operating system renames twice. A process that can take the
+//! lock knows that the build is dead, even if another has its process id by now. The next build of that name
+//! removes what is left; one that finds no bundle at all puts `replaced` back first.
 
 use super::destination::{self, Standing, gone};
 use super::manifest;
@@ -94,7 +95,8 @@ impl Workspace {
     }
 }
 
-/// Removes a bundle as its manifest lists it, or what a build has written before there was one. Gives what stays.
+/// Removes a bundle as its manifest lists it, or what a build has written before there was one. Gives what
+/// stays.
 fn discard(folder: &Path) -> io::Result<Vec<String>> {
     match fs::symlink_metadata(folder) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -109,8 +111,8 @@ fn discard(folder: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-/// Puts the bundle back that a build was replacing when it was killed, if there is none at `destination`. Says so if there
-/// was one.
+/// Puts the bundle back that a build was replacing when it was killed, if there is none at `destination`.
+/// Reports it if there was one.
 ///
 /// # Errors
 /// A rename that the operating system refuses.
@@ -154,7 +156,8 @@ pub fn recover(destination: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Removes what killed builds of `destination` left. What cannot be removed stays. Gives what is to be said of it.
+/// Removes what killed builds of `destination` left. What cannot be removed stays. Gives what is to be said
+/// of it.
 pub(super) fn clear(destination: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |path: &Path, done: io::Result<Option<String>>| match done {
@@ -181,7 +184,7 @@ pub(super) fn clear(destination: &Path) -> Vec<String> {
     notes
 }
 
-/// Whether a folder without a lock is what a build of an earlier moec left, whose process is gone.
+/// Whether a folder without a lock was left by a build of an earlier moec whose process has ended.
 fn of_an_earlier_moec(path: &Path) -> bool {
     let id = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.rsplit('-').next()).unwrap_or_default();
     let dead = Path::new("/proc/self").exists() && !Path::new("/proc").join(id).exists();
@@ -191,7 +194,7 @@ fn of_an_earlier_moec(path: &Path) -> bool {
     dead && fs::read_dir(path).is_ok_and(|mut all| all.all(own))
 }
 
-/// Suffix of hidden folders of builds: after the bundle's name, before who made them.
+/// Suffix of hidden folders of builds: after the bundle's name, before the process that made them.
 const PARTIAL: &str = ".partial-";
 /// As [`PARTIAL`], of bundles that builds of an earlier moec were replacing.
 const EARLIER_REPLACED: &str = ".replaced-";
@@ -221,14 +224,15 @@ fn beside(destination: &Path, kind: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The right to change names in a folder, which builds and readers take in turns where one change is two renames.
+/// The right to change names in a folder, which builds and readers take in turns where one change is two
+/// renames.
 pub(super) struct Turn {
     _folder: Option<File>,
 }
 
 impl Turn {
-    /// Waits for it, a second at most: who holds it longer is no build, or stands still. `None` if the folder is
-    /// not there.
+    /// Waits for it, a second at most: a process that holds it longer is not a build, or is stopped. `None`
+    /// if the folder is not there.
     pub(super) fn take(folder: &Path) -> Option<Self> {
         let folder = File::open(folder).ok()?;
         for _ in 0..TRIES {

@@ -35,7 +35,7 @@ pub struct Summary {
     pub package_bytes: u64,
     /// Notes of backends on what they left out, and the remedy, a line each.
     pub notes: Vec<String>,
-    /// Whether `run` is there.
+    /// Whether the bundle has `run`.
     pub run: bool,
     /// Reason that `run` is missing, though it was wanted.
     pub missing: Option<Missing>,

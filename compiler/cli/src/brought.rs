@@ -23,7 +23,7 @@ impl Brought {
     /// Executes it and prints what it gives.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend fails.
     pub fn run(&self) -> Result<()> {
         output::data(&(self.of.run)(&self.options)?)
     }

@@ -1,4 +1,5 @@
-//! `moec inspect PROFILE --cache SIZES`: what every cache policy makes of the routing that a profile recorded.
+//! `moec inspect PROFILE --cache SIZES`: what every cache policy makes of the routing that a profile
+//! recorded.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;

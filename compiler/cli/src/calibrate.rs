@@ -61,7 +61,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             args.config.display()
         )));
     }
-    // What may fail at once fails before the model runs.
+    // Checks that can fail at once come before the model runs.
     let mut texts = calibrate::read_texts(texts)?;
     texts.extend(calibrate::read_ids(&args.ids)?);
     let merged = args.merge.iter().map(|p| Profile::read(p)).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,5 @@
-//! Decisions of a build in words: for each thing that was decided, what was taken, why, and what else there was.
+//! Decisions of a build in words: for each thing that was decided, what was taken, why, and what else there
+//! was.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers")]
 
 use super::output;

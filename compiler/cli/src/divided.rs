@@ -1,4 +1,5 @@
-//! Output of `moec inspect` on experts of decoding that two units compute: hot neurons in graphs, cold ones in kernels.
+//! Output of `moec inspect` on experts of decoding that two units compute: hot neurons in graphs, cold ones
+//! in kernels.
 
 use moec_base::human;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Layout, Plan};

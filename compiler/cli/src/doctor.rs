@@ -224,7 +224,7 @@ fn cache_folder() -> CheckResult {
     }
 }
 
-/// Free space where bundles go: the folder that the user stands in.
+/// Free space where bundles go: the user's current folder.
 fn space() -> CheckResult {
     let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     let hint = "a bundle takes about as much as its weights; `moec init` estimates it";

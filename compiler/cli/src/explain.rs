@@ -329,7 +329,7 @@ fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
         writeln!(out, "    schedule    {} ({by})", shown(&d.schedule))
     };
     let p = &d.predicted;
-    // Where memory is waited for, what arithmetic does beside its products costs nothing.
+    // If the time is that of memory, arithmetic beside the products costs nothing.
     let beside = 100.0 * (1.0 - 1.0 / p.overhead);
     let beside = if p.bound == Bound::Arithmetic.name() && beside >= 0.5 {
         format!(", of which {beside:.0} % is loading and unpacking weights")

@@ -1,7 +1,8 @@
 //! `moec fit`: formats of weights and of the KV cache with which a model fits a machine.
 //!
-//! Each candidate goes through the pipeline, without weights being read: its plan says what a bundle of it takes on disk and in
-//! memory, to the byte. Tokens per second are those of `moec report`: a model of the CPU, not a measurement.
+//! Each candidate goes through the pipeline, without weights being read: its plan says what a bundle of it
+//! takes on disk and in memory, to the byte. Tokens per second are those of `moec report`: a model of the
+//! CPU, not a measurement.
 
 use super::report::speed::{Machine, expected};
 use super::{facts, init, output};
@@ -89,7 +90,7 @@ struct Candidate {
     prefill: Option<f64>,
 }
 
-/// What candidates are held against.
+/// Limits that a candidate must keep.
 struct Limits {
     memory: u64,
     rate: f64,

@@ -33,7 +33,7 @@ pub struct Args {
 /// Says it.
 ///
 /// # Errors
-/// The path is none of these, or what it holds is wrong.
+/// The path is not one of these, or its content is wrong.
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = workspace::recover(path);
     if !path.exists() && path.extension().is_none_or(|e| e != "toml") {
         return Err(Error::input(format!("there is no `{shown}`")).hint(
-            "`moec inspect` takes a bundle, a checkpoint (a folder or a GGUF file), a `model.toml`, a profile (`.trace`), or NDP \
+            "`moec inspect` takes a bundle, a checkpoint (a folder or a GGUF file), a `model.toml`, a profile (`.trace`), or \
              NDP command streams of a bundle (`.streams`)",
         ));
     }

@@ -1,7 +1,7 @@
 //! The command line: arguments, and one file per subcommand.
 //!
-//! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (the command line is wrong), or 130 after Ctrl-C
-//! (143 after SIGTERM).
+//! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (the command line is wrong), or
+//! 130 after Ctrl-C (143 after SIGTERM).
 
 pub mod brought;
 pub mod build;

@@ -1,5 +1,5 @@
-//! Tables of a profile's loads: quantiles per chunk, capacities, attention outputs, experts that are chosen together,
-//! and who was hardly seen.
+//! Tables of a profile's loads: quantiles per chunk, capacities, attention outputs, experts that are chosen
+//! together, and who was hardly seen.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;

@@ -23,7 +23,7 @@ pub struct Args {
 /// Runs it.
 ///
 /// # Errors
-/// What is wrong with the file, and what the pass says.
+/// The file is wrong, or the pass fails.
 pub fn run(args: &Args) -> Result<()> {
     let text = Filetest::read(&args.file, Some(&args.name))?.run()?;
     if args.json { output::json(&json!({"pass": args.name, "text": text})) } else { output::data(&text) }

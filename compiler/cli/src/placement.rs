@@ -90,7 +90,7 @@ fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
         rows.push((format!("{hot}, brought there"), of(&|n| c.t_gpu_miss(n, striped))));
     }
     rows.push((name(0).to_owned(), of(&|n| c.t_cpu(n, striped))));
-    rows.extend(policy.cold().map(|cold| (format!("a module of {}", name(cold)), of(&|n| c.t_near(n)))));
+    rows.extend(policy.cold().map(|cold| (format!("one of {}", name(cold)), of(&|n| c.t_near(n)))));
     rows
 }
 

@@ -66,7 +66,7 @@ pub struct Args {
 /// Measures and writes.
 ///
 /// # Errors
-/// The file exists or cannot be written, or the name is none that a device can have.
+/// The file exists or cannot be written, or a device cannot have this name.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let threads = cpu::threads(args.threads).map_err(Error::from)?;
@@ -113,7 +113,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         beside(&mut device, backend, gpu);
     }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
-    // What was written must be read again: a name may be none.
+    // The written text must parse: the name may be invalid.
     let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
         .map_err(|e| Error::usage(e.to_string()).hint("`--name` takes letters, digits, `-`, `_` and `.`"))?;
     if let Some(path) = &path {

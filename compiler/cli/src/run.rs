@@ -63,7 +63,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
         bundle.check_rest()?;
     }
-    // Who wants the signer's bundle gets the signer's weights, too: they are checked as they are opened.
+    // With a key, the weights must be the signer's, too: they are checked as they are opened.
     let files = bundle.files(if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small })?;
     let name = format!("moec run {}", args.bundle.display());
     if args.args.first().is_some_and(|subcommand| subcommand == SERVE) {
@@ -112,10 +112,10 @@ const SERVE: &str = "serve";
 const INFO: &str = "info";
 
 /// Whether this machine has the accelerators whose backends find units by themselves; false where no unit is of such
-/// a backend, or one is missing and only `info` asks.
+/// a backend, or one is missing and only `info` needs it.
 ///
 /// # Errors
-/// Why a unit cannot be used.
+/// A unit cannot be used.
 fn attached(program: &Program, info: bool) -> Result<bool> {
     let mut found = false;
     for (_, unit) in program.accelerators() {

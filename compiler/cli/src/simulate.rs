@@ -323,7 +323,7 @@ fn one_text(device: &Device, s: &Simulated) -> String {
     )
 }
 
-/// What a system of the table is.
+/// Description of a system of the table.
 fn described(name: &str) -> &'static str {
     System::named(name).map_or("moec, with the placement of the bundle's plan", |system| system.legend)
 }

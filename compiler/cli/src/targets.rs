@@ -126,7 +126,7 @@ fn describe(device: &Device) -> Result<Value> {
 /// The text of a device file.
 fn file(name: &str, device: &Device) -> Result<String> {
     match BUILT_IN.iter().find(|(n, _)| *n == name) {
-        // What was detected is in none of the files.
+        // A detected device is not in one of the files.
         Some((_, text)) if !device.is_native() => Ok((*text).to_owned()),
         _ => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
     }

@@ -57,8 +57,8 @@ fn regex_escape(text: &str) -> String {
 }
 
 #[test]
-fn no_verb() {
-    check!("no_verb", empty(), [] as [&str; 0]);
+fn no_subcommand() {
+    check!("no_subcommand", empty(), [] as [&str; 0]);
     check!("help", empty(), ["--help"]);
 }
 
@@ -74,7 +74,7 @@ fn help_of_every_subcommand() {
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
         settings.bind(|| {
-            insta::assert_snapshot!(format!("help_{subcommand}"), shown(dir.path(), &[subcommand, "--help"]))
+            insta::assert_snapshot!(format!("help_{subcommand}"), shown(dir.path(), &[subcommand, "--help"]));
         });
     }
 }
@@ -93,7 +93,8 @@ fn help_of_a_bundles_program() {
     });
 }
 
-/// Subcommands describe themselves, and a heading is over the options of its own group alone: flattened groups set both.
+/// Subcommands describe themselves, and a heading is over the options of its own group alone: flattened
+/// groups set both.
 #[test]
 fn flattened_options_keep_description_and_heading_to_themselves() {
     use clap::{Args as _, Command, CommandFactory as _};
@@ -327,7 +328,7 @@ fn doctor_finds_what_a_build_needs() {
         found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
     let always = ["moec", "llvm", "cpu", "rustc", "cargo", "linker", "cache", "disk"];
     assert_eq!(names[..always.len()], always);
-    // A cache that cannot be: a file stands in its way.
+    // A cache that cannot be made: a file has its name.
     let dir = with_model("");
     let out = Command::new(env!("CARGO_BIN_EXE_moec"))
         .env("MOEC_CACHE", dir.path().join("model.toml/cache"))

@@ -11,10 +11,10 @@ use moec_sim::cache::Pin;
 use moec_sim::systems;
 use std::path::PathBuf;
 
-/// Most of the cache that may be pinned, in percent: a policy has the rest.
+/// Most of the cache that may be pinned, in percent; the rest is for the policy.
 const MOST_PINNED: u8 = 90;
 
-/// Most sizes of a graph: each is compiled for the unit on its own.
+/// Most sizes of a graph: each is compiled separately for the unit.
 const MOST_SIZES: usize = 8;
 /// Range of `sizes`.
 const SIZES: &str = "1..=8";
@@ -29,9 +29,9 @@ pub struct Key {
     pub default: &'static str,
     /// Valid values.
     pub range: &'static str,
-    /// Description. One line each in `model.toml`.
+    /// Description for people. Each line is a comment line in `model.toml`.
     pub help: &'static [&'static str],
-    /// Reads a value.
+    /// Parses a value.
     pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), Wrong>,
 }
 
@@ -650,7 +650,7 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
-/// A list of paths, seen from the file's folder.
+/// Parses a list of paths, relative to the file's folder.
 fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
     let texts = v.texts()?;
     if texts.iter().any(|t| t.is_empty()) {
@@ -663,23 +663,24 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
 const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.hot`.
 const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
-/// Range of `placement.policy`; a test holds it against the runtime's table.
+/// Range of `placement.policy`; a test compares it with the runtime's table.
 const SYSTEMS: &str =
     "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
 /// Range of `placement.experts`.
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
-/// Range of the storage keys of matrices; a test holds it against [`Format::ALL`].
+/// Range of the storage keys of matrices; a test compares it with [`Format::ALL`].
 const FORMATS: &str =
     "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
-/// Range of the storage of tables that are read by rows.
+/// Range of the storage of tables that are read row by row.
 const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"";
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
     Format::parse(v.text()?).ok_or(Wrong::Range)
 }
 
-/// The format of a table: formats with a scale for each output channel are of matrices in panels alone.
+/// Parses the format of a table. Formats with a scale for each output channel are only for matrices in
+/// panels.
 fn table_format(v: &Value<'_>) -> Result<Format, Wrong> {
     match format(v)? {
         format if format.is_by_channel() => Err(Wrong::Unsupported),

@@ -1,7 +1,7 @@
 //! `model.toml`: the options of a build.
 //!
-//! Every key is a row of [`KEYS`]: its default, its range, what it does and how it is read. Messages, the
-//! file that `moec init` writes and the reference page come from those rows.
+//! Every key is a row of [`KEYS`], with its default, its range, its description and its parser. Messages, the
+//! file that `moec init` writes and the reference page all come from those rows.
 
 mod keys;
 mod page;
@@ -27,16 +27,16 @@ use moec_sim::cache::Pin;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// System that divides experts where `placement.policy` is not given, and a unit with cache frames holds some.
+/// Default of `placement.policy` if a unit with cache frames has some experts.
 pub const POLICY: &System = &moec_sim::systems::MOEC;
 
-/// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
+/// Default of `shapes.max_context`, unless the model's own limit is shorter.
 pub const DEFAULT_MAX_CONTEXT: usize = 4096;
 
-/// A `model.toml`, checked.
+/// A checked `model.toml`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The file itself, as it was named.
+    /// Path of the file, as the user gave it.
     pub path: PathBuf,
     /// `[model]`.
     pub model: Model,
@@ -54,7 +54,7 @@ pub struct Config {
     pub decode: Decoding,
     /// `[placement]`: units of attention, experts and the rest.
     pub placement: PlacementConfig,
-    /// `[placement]`: what requests are made of.
+    /// `[placement]`: the typical request.
     pub mix: Mix,
     /// `[quality]`.
     pub quality: Quality,
@@ -63,13 +63,13 @@ pub struct Config {
 /// `[model]`: the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Folder of the checkpoint; what the file says, seen from the file's own folder.
+    /// Folder of the checkpoint; relative paths of the file are resolved against the file's own folder.
     pub source: PathBuf,
     /// Whether weights may hold infinities and NaNs.
     pub allow_nonfinite: bool,
 }
 
-/// `[shapes]`: the static shapes, as written.
+/// `[shapes]`: the static shapes, as in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapesKeys {
     /// Longest sequence in tokens; `None`: the smaller of [`DEFAULT_MAX_CONTEXT`] and the model's limit.
@@ -80,7 +80,7 @@ pub struct ShapesKeys {
     pub decode_batch: Vec<usize>,
 }
 
-/// The static shapes of a build. See [`Config::shapes_for`].
+/// The static shapes of a build; see [`Config::shapes_for`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Longest sequence in tokens.
@@ -100,23 +100,23 @@ pub struct Weights {
     pub attention: Format,
     /// Embedding table and language-model head.
     pub embeddings: Format,
-    /// Arithmetic of activations.
+    /// Compute type of activations.
     pub activations: Activations,
-    /// Rounding of numbers.
+    /// Rounding of weights.
     pub rounding: Rounding,
-    /// Bytes of all weights, for which single ones get smaller formats than those of their classes.
+    /// Size limit of all weights. To keep it, single weights get smaller formats than those of their classes.
     pub size: Size,
 }
 
-/// A size of weights.
+/// Size limit of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// As the formats require.
+    /// None: the size that the formats require.
     #[default]
     Any,
-    /// The smallest that `max_perplexity_increase` allows.
+    /// The smallest size that `max_perplexity_increase` allows.
     Auto,
-    /// At most that many bytes.
+    /// This many bytes at most.
     Most(u64),
 }
 
@@ -127,12 +127,12 @@ pub enum Rounding {
     /// Each number to the nearest code.
     #[default]
     Nearest,
-    /// In order, each number after the errors of those before it were made up for.
+    /// In order: each number is rounded after the errors of earlier numbers have been compensated.
     Feedback,
 }
 
 impl Rounding {
-    /// Every one, in the order that messages list them.
+    /// All variants, in the order of messages.
     pub const ALL: [Self; 2] = [Self::Feedback, Self::Nearest];
 
     /// Name in `model.toml`.
@@ -143,18 +143,18 @@ impl Rounding {
         }
     }
 
-    /// The one of that name.
+    /// Parses a name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|r| r.name() == name)
     }
 }
 
-/// `[calibrate]`: what calibration reads, and the profile that a build takes.
+/// `[calibrate]`: the input of calibration, and the profile of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calibrate {
-    /// Texts; what the file says, seen from the file's own folder.
+    /// Texts; relative paths of the file are resolved against the file's own folder.
     pub text: Vec<PathBuf>,
-    /// The profile.
+    /// Profile of an earlier calibration.
     pub profile: Option<PathBuf>,
     /// Most tokens to read, over all texts.
     pub tokens: usize,
@@ -165,39 +165,39 @@ pub struct Calibrate {
 pub struct ExpertsConfig {
     /// Most capacity tiers of a layer.
     pub tiers: usize,
-    /// Experts per graph; `None`: what costs least.
+    /// Experts per graph; `None`: the number with the least cost.
     pub group: Option<usize>,
-    /// Most numbers of rows that a graph has functions for.
+    /// Most row counts for which a graph has a function.
     pub sizes: usize,
-    /// Treatment of tokens past a capacity; `None`: by [`Config::overflow`].
+    /// Treatment of tokens above a capacity; `None`: [`Config::overflow`] decides.
     pub overflow: Option<Overflow>,
-    /// Share of the calibration's chunks whose load an expert's capacity covers.
+    /// Share of the calibration's chunks whose load an expert's capacity must cover.
     pub coverage: f64,
-    /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
+    /// Whether experts are computed neuron by neuron, without the neurons that a gate sets to 0.
     pub skip: Skip,
-    /// Whether few rows query a predictor before they query gates.
+    /// Whether a predictor chooses the gates to read, if a step has few rows.
     pub predict: Predict,
-    /// Share of the active neurons that a predictor is to find.
+    /// Share of the active neurons that a predictor must find.
     pub recall: f64,
-    /// Threshold of neurons after SiLU that count as 0.
+    /// Threshold below which neurons with SiLU count as 0.
     pub threshold: Threshold,
 }
 
-/// Predictor of active neurons, before gates are read (PowerInfer-2, §2.2).
+/// Predictor of active neurons, which runs before gates are read (PowerInfer-2, §2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Predict {
-    /// Gates alone: no result changes.
+    /// No predictor: results do not change.
     Off,
-    /// The one that reads least, where quality allows it.
+    /// The predictor that reads least, if quality allows it.
     Auto,
-    /// Matrices of low rank.
+    /// Low-rank matrices.
     LowRank,
-    /// Gates in four bits.
+    /// Gates in four-bit codes.
     Coarse,
 }
 
 impl Predict {
-    /// Every one.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::Off, Self::Auto, Self::LowRank, Self::Coarse];
 
     /// Name in `model.toml`.
@@ -210,31 +210,31 @@ impl Predict {
         }
     }
 
-    /// The one of that name in `model.toml`.
+    /// Parses a name in `model.toml`.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.name() == name)
     }
 
-    /// Whether it is requested by name.
+    /// Whether the user requests a predictor by name.
     pub const fn is_requested(self) -> bool {
         matches!(self, Self::LowRank | Self::Coarse)
     }
 }
 
-/// Neurons of experts with SiLU that count as 0: those whose gate has a magnitude below a threshold, a layer's own (CATS, arXiv
-/// 2404.08763).
+/// Threshold of neurons of experts with SiLU. A neuron counts as 0 if the magnitude of its gate is below a
+/// threshold of its layer (CATS, arXiv 2404.08763).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
-    /// None: the model is what it is.
+    /// No threshold: results do not change.
     Off,
-    /// This share of them, in `0..=0.95`.
+    /// A threshold that sets this share of neurons to 0, in `0..=0.95`.
     Share(f64),
-    /// As many as `max_perplexity_increase` allows.
+    /// The largest share that `max_perplexity_increase` allows.
     Auto,
 }
 
 impl Threshold {
-    /// Largest share: past it a model is no longer one.
+    /// Largest share; above it a model is no longer useful.
     pub const MOST: f64 = 0.95;
 
     /// Parses the value in `model.toml`: `off`, `auto` or a share such as `50%`.
@@ -253,16 +253,16 @@ impl Threshold {
 /// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// As the profile says, where it has seen enough of them.
+    /// If the profile has seen enough inactive neurons.
     Auto,
-    /// Wherever that changes no result.
+    /// Wherever the result does not change.
     On,
     /// Never.
     Off,
 }
 
 impl Skip {
-    /// The one of that name in `model.toml`.
+    /// Parses a name in `model.toml`.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(Self::Auto),
@@ -274,7 +274,7 @@ impl Skip {
 }
 
 impl ExpertsConfig {
-    /// Default where `model.toml` is silent.
+    /// Defaults of keys that are absent from `model.toml`.
     pub const DEFAULT: Self = Self {
         tiers: 6,
         group: None,
@@ -288,47 +288,47 @@ impl ExpertsConfig {
     };
 }
 
-/// `[decode]`: how tokens are decoded.
+/// `[decode]`: options of decoding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoding {
-    /// Whether little entry points are compiled beside those of `decode` (MoBiLE, §III).
+    /// Whether little entry points are compiled next to those of `decode` (MoBiLE, §III).
     pub big_little: bool,
-    /// γ: a token of the little entry point is kept if its largest probability exceeds it.
+    /// γ: a token of the little entry point is kept if its largest probability exceeds γ.
     pub gamma: f64,
     /// Experts per token of the little entry points; `None`: half of the model's, rounded up.
     pub little: Option<usize>,
 }
 
 impl Decoding {
-    /// Default where `model.toml` is silent.
+    /// Defaults of keys that are absent from `model.toml`.
     pub const DEFAULT: Self = Self { big_little: false, gamma: 0.7, little: None };
 }
 
-/// `[placement]`: which unit runs what more than one can run.
+/// `[placement]`: units of operators that more than one unit can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementConfig {
     /// Attention and dense feed-forward networks.
     pub attention: UnitSetting,
-    /// Mixers of tokens that are no attention.
+    /// Token mixers other than attention.
     pub mixer: UnitSetting,
     /// Experts.
     pub experts: UnitSetting,
     /// Everything else.
     pub rest: UnitSetting,
-    /// Unit of experts' hot neurons, beside the CPU.
+    /// Unit of experts' hot neurons; the CPU has the others.
     pub hot: UnitSetting,
-    /// Policy that divides experts between the CPU and a unit with cache frames; `None`: their units are fixed.
+    /// Policy that divides experts between the CPU and a unit with cache frames; `None` for fixed units.
     pub policy: Option<&'static System>,
-    /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
+    /// Experts of a layer that the memory of a hot unit holds; `None`: as many as fit.
     pub cached: Option<u32>,
-    /// Refinement of the assignment of experts to units in every step.
+    /// Refinement of the run-time assignment of experts to units.
     pub refine: Refine,
-    /// Whether experts change their places between steps.
+    /// Whether experts may change their location between steps: GPU memory, one DIMM or all DIMMs.
     pub moves: bool,
 }
 
 impl PlacementConfig {
-    /// Defaults where `model.toml` is silent.
+    /// Defaults of keys that are absent from `model.toml`.
     pub fn defaults() -> Self {
         Self {
             attention: UnitSetting::Auto,
@@ -344,7 +344,7 @@ impl PlacementConfig {
     }
 }
 
-/// Typical request, by which `placement.attention = "auto"` is decided.
+/// Typical request, which decides `placement.attention = "auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// Tokens of the prompt.
@@ -354,26 +354,26 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// Long prompts with short answers, for which there are such units: the long prompt of NPUMoE's evaluation, and the mean
-    /// answer of its workloads (§5.1).
+    /// A long prompt with a short answer, the use case of such units: the long prompt of NPUMoE's evaluation,
+    /// and the mean answer of its workloads (§5.1).
     pub const DEFAULT: Self = Self { prompt: 4096, generate: 8 };
 }
 
-/// A unit to run on.
+/// Choice of a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UnitSetting {
-    /// By the device's tables.
+    /// The unit that the device's tables choose.
     #[default]
     Auto,
-    /// The unit of that name, or the first of that kind, where it is legal.
+    /// The unit of that name, or the first of that kind, if it can run the operator.
     Unit(String),
-    /// There a share of the experts of each layer, in percent, the most popular of those that calibration saw; the others on the
-    /// CPU.
+    /// A unit for a percentage of the experts of each layer, the most popular ones in calibration. The CPU
+    /// has the others.
     Share(String, u8),
 }
 
 impl UnitSetting {
-    /// As it stands in `model.toml`: `auto`, a unit's name, or a name with a share (`gpu:50%`).
+    /// Spelling in `model.toml`: `auto`, a unit's name, or a name with a share (`gpu:50%`).
     pub fn parse(text: &str) -> Option<Self> {
         let word = |s: &str| {
             let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -389,7 +389,7 @@ impl UnitSetting {
         }
     }
 
-    /// The unit that it names.
+    /// Name of the unit.
     pub fn unit(&self) -> Option<&str> {
         match self {
             Self::Auto => None,
@@ -401,28 +401,29 @@ impl UnitSetting {
 /// `[quality]`: the loss that the user accepts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quality {
-    /// Most by which perplexity may rise, as a share (0.01 for 1 %); `None`: `experts.coverage` decides.
+    /// Largest increase of perplexity, as a share (0.01 for 1 %); `None`: `experts.coverage` decides.
     pub max_perplexity_increase: Option<f64>,
-    /// Texts that the loss is measured on; empty: those of `[calibrate]`.
+    /// Texts to measure the loss on; empty: those of `[calibrate]`.
     pub text: Vec<PathBuf>,
 }
 
-/// `[memory]`: what a bundle holds while it runs.
+/// `[memory]`: memory use of a bundle at run time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Storage of the KV cache.
     pub kv_cache: KvCache,
-    /// Bytes that a run may take; experts that do not fit stay on disk. `None`: none leaves memory.
+    /// Memory limit of a run in bytes; experts that do not fit stay on disk. `None`: all experts stay in
+    /// memory.
     pub budget: Option<u64>,
-    /// Bytes that a run may take of the memory whose frames experts are brought into; `None`: its capacity.
+    /// Limit in bytes of the memory with the cache frames of experts; `None`: its capacity.
     pub device_budget: Option<u64>,
     /// Policy of the cache of experts, with its parameters; `None`: the one that reads least in the profile.
     pub policy: Option<String>,
-    /// Share of the cache for experts that never go.
+    /// Share of the cache for pinned experts.
     pub pin: Pin,
-    /// Layers ahead whose experts are read before they are requested.
+    /// Number of layers ahead for which experts are read before they are requested.
     pub prefetch: usize,
-    /// Threads that the budget is for; `None`: as many as this machine has cores.
+    /// Number of threads that the memory limit assumes; `None`: the number of cores of this machine.
     pub threads: Option<usize>,
 }
 
@@ -444,7 +445,7 @@ impl Default for Memory {
 /// Storage of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvCache {
-    /// bf16; f32 where activations or the attention's weights are f32.
+    /// bf16; f32 if activations or the attention's weights are f32.
     #[default]
     Auto,
     /// The upper half of f32.
@@ -456,7 +457,7 @@ pub enum KvCache {
 }
 
 impl KvCache {
-    /// Every one, in the order that messages list them.
+    /// All variants, in the order of messages.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Bf16, Self::F32, Self::Q8];
 
     /// Name in `model.toml`.
@@ -469,12 +470,12 @@ impl KvCache {
         }
     }
 
-    /// The one of that name.
+    /// Parses a name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|k| k.name() == name)
     }
 
-    /// The one that stores numbers so, whatever else is configured.
+    /// The variant that always stores numbers in that format.
     pub const fn of(format: Format) -> Self {
         match format {
             Format::Bf16 | Format::F16 => Self::Bf16,
@@ -508,7 +509,7 @@ impl Config {
         }
     }
 
-    /// Configuration of an empty file at that path.
+    /// Returns the configuration of an empty file at that path.
     pub fn defaults(path: &Path) -> Self {
         Self {
             path: path.into(),
@@ -532,10 +533,10 @@ impl Config {
         }
     }
 
-    /// Reads and checks a file, and that the checkpoint's folder is there.
+    /// Reads and checks a file, and checks that the checkpoint's folder exists.
     ///
     /// # Errors
-    /// The file cannot be read or is wrong; the message names file, line and key.
+    /// Fails if the file cannot be read or is invalid; the message gives file, line and key.
     pub fn load(path: &Path) -> Result<Self> {
         let shown = path.display();
         if path.is_dir() {
@@ -563,18 +564,20 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads and checks a text; `path` is its file, which need not exist.
+    /// Checks a text; `path` is the path of its file, which need not exist.
     ///
     /// # Errors
-    /// The text is wrong; the message names file, line and key.
+    /// Fails if the text is invalid; the message gives file, line and key.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         read::read(text, path).map(|(config, _)| config)
     }
 
-    /// Experts per token of little entry points, of a model that takes `experts` per token; `None` where none are requested.
+    /// Experts per token of the little entry points, for a model with `experts` per token; `None` if there
+    /// are none.
     ///
     /// # Errors
-    /// A model without a mixture of experts or with one expert per token, and a `decode.little` that is not fewer.
+    /// Fails for a model without a mixture of experts or with one expert per token, and if `decode.little` is
+    /// not smaller.
     pub fn little(&self, experts: Option<usize>) -> Result<Option<usize>> {
         if !self.decode.big_little {
             return Ok(None);
@@ -607,17 +610,17 @@ impl Config {
         }
     }
 
-    /// Treatment of tokens past an expert's capacity. The CPU is beside every unit with static graphs and loses nothing;
-    /// where the user says what may be lost, the least salient rows are dropped.
+    /// Treatment of tokens above an expert's capacity. The CPU can compute them without loss on every target
+    /// with static graphs. If the user allows a loss, the least salient rows are dropped.
     pub fn overflow(&self) -> Overflow {
         let budget = self.quality.max_perplexity_increase;
         self.experts.overflow.unwrap_or(if budget.is_some() { Overflow::Prune } else { Overflow::Spill })
     }
 
-    /// The static shapes, for a model whose own limit is `model_max` tokens.
+    /// The static shapes for a model whose own limit is `model_max` tokens.
     ///
     /// # Errors
-    /// `shapes.max_context` is longer than that limit.
+    /// Fails if `shapes.max_context` is longer than that limit.
     pub fn shapes_for(&self, model_max: usize) -> Result<Shapes> {
         let max_context = self.shapes.max_context.unwrap_or(DEFAULT_MAX_CONTEXT.min(model_max));
         if max_context > model_max {
@@ -635,7 +638,7 @@ impl Config {
     }
 }
 
-/// A path that a file names, seen from that file's folder.
+/// Resolves a path in a file against that file's folder.
 fn beside(file: &Path, path: &str) -> PathBuf {
     match folder(file) {
         folder if folder.as_os_str() == "." => path.into(),

@@ -32,7 +32,7 @@ pub fn markdown() -> String {
     out
 }
 
-/// TOML in backticks, words as they are.
+/// Puts TOML in backticks; leaves words as they are.
 fn code(s: &str) -> String {
     let toml = format!("x = {s}").parse::<toml::Table>().is_ok();
     if toml { format!("`{s}`") } else { s.to_owned() }

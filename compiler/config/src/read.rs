@@ -1,4 +1,4 @@
-//! Reading the text: every error names file, line and key.
+//! Parser of `model.toml`: every error gives file, line and key.
 
 use super::value::{Value, Wrong};
 use super::{Config, KEYS, Key};
@@ -10,7 +10,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A place in the file, shown as `line:column`.
+/// A position in the file, shown as `line:column`.
 #[derive(Clone, Copy)]
 pub(super) struct At {
     line: usize,
@@ -18,7 +18,7 @@ pub(super) struct At {
 }
 
 impl At {
-    /// Of a byte offset.
+    /// Returns the position of a byte offset.
     fn of(text: &str, offset: usize) -> Self {
         let before = text.get(..offset).unwrap_or(text);
         let last = before.rsplit('\n').next().unwrap_or(before);
@@ -32,7 +32,7 @@ impl fmt::Display for At {
     }
 }
 
-/// Reads a text; also gives the place of `model.source`, for callers that look at the folder.
+/// Parses a text. Also returns the position of `model.source`, for callers that check that folder.
 pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
     let file = path.display();
     let table = DeTable::parse(text).map_err(|e| {
@@ -74,8 +74,8 @@ pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
     Ok((config, source_at))
 }
 
-/// `file:line:column` of a key's value, for errors that are found after the file was read; the file alone where the key is
-/// not there.
+/// `file:line:column` of a key's value, for errors that are found later. Only the file if it does not have
+/// the key.
 pub(super) fn place(path: &Path, section: &str, key: &str) -> String {
     let file = path.display().to_string();
     let Ok(text) = regular::read_text(path, regular::SETTINGS) else { return file };
@@ -85,7 +85,7 @@ pub(super) fn place(path: &Path, section: &str, key: &str) -> String {
     value.map_or(file.clone(), |value| format!("{file}:{}", At::of(&text, value.span().start)))
 }
 
-/// Keys and values as they stand in the file.
+/// Keys and values as written in the file.
 fn in_order<'a, 'i>(
     table: &'a DeTable<'i>,
 ) -> Vec<(&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>)> {
@@ -94,7 +94,7 @@ fn in_order<'a, 'i>(
     all
 }
 
-/// The sections of this version, for a hint.
+/// Names of the sections of this version, for a hint.
 fn sections() -> String {
     let mut names: Vec<_> = KEYS.iter().map(|k| format!("`[{}]`", k.section)).collect();
     names.dedup();
@@ -128,7 +128,7 @@ fn unknown_key(at: &str, section: &str, name: &str) -> Error {
 
 fn refused(at: &str, key: &Key, wrong: Wrong, value: &DeValue<'_>, shown: &str) -> Error {
     let path = key.path();
-    // A long or many-line value says nothing more than its first few words.
+    // A long or multi-line value is cut after its first words, which are enough.
     let shown = match shown.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &shown[..end]),
         None => shown.to_owned(),

@@ -1,4 +1,4 @@
-//! The `model.toml` that `moec init` writes: keys with what they do and the model's own figures.
+//! The `model.toml` that `moec init` writes: keys with their descriptions, and figures of the model.
 #![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Key, Rounding, Size, Weights};
@@ -8,14 +8,14 @@ use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Facts about the model for the comments.
+/// Facts about the model, for comments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Family (`qwen3_moe`).
     pub family: String,
     /// Parameters in all.
     pub parameters: u64,
-    /// Parameters that one token uses.
+    /// Parameters that are used for one token.
     pub active_parameters: u64,
     /// Layers.
     pub layers: usize,
@@ -25,23 +25,23 @@ pub struct Facts {
     pub experts: usize,
     /// Experts per token.
     pub experts_per_token: usize,
-    /// Longest sequence that the model was made for.
+    /// Longest sequence of the model, by its own config.
     pub max_context: usize,
-    /// Of each layer with attention the numbers of KV cache per token and sequence, and its window.
+    /// For each layer with attention: elements of the KV cache per token and sequence, and its window.
     pub kv: Vec<(u64, Option<usize>)>,
-    /// Numbers of f32 that states keep of a sequence, however long it is.
+    /// Number of f32 elements in a sequence's states of constant size.
     pub folded: u64,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
-    /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
+    /// The format that holds all matrices of a class exactly as the checkpoint stores them, if there is one.
     pub stored: Vec<(WeightClass, Format)>,
-    /// Whether the embedding table serves as head, too. In a format that is rounded with feedback a bundle then stores it twice,
-    /// rounded for either use.
+    /// Whether the embedding table serves as head, too. In a format that is rounded with feedback a bundle
+    /// stores it twice, rounded for each use.
     pub tied_embeddings: bool,
 }
 
 impl Facts {
-    /// The format that takes codes and scales of a class over, if the checkpoint has such.
+    /// The format that keeps the codes and scales of a class, if the checkpoint has codes.
     fn taken(&self, class: WeightClass) -> Option<Format> {
         let of = self.stored.iter().find(|(c, _)| *c == class);
         of.map(|(_, format)| *format).filter(|format| format.is_published())
@@ -57,19 +57,20 @@ impl Facts {
         self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
     }
 
-    /// Bytes of KV cache and other states of a sequence, in a format. `kept`: rows of a layer with such a window.
+    /// Bytes of KV cache and other states of a sequence, in a format. `kept` is the number of rows of a layer
+    /// with such a window.
     pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
         let of_layer =
             |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
         self.kv.iter().map(of_layer).sum::<u64>() + self.folded_bytes()
     }
 
-    /// Bytes of a snapshot of a sequence: of the states into which its tokens are folded.
+    /// Bytes of a snapshot of a sequence: of the states that do not grow with its tokens.
     pub fn folded_bytes(&self) -> u64 {
         of_numbers(Format::F32, self.folded)
     }
 
-    /// About how many bytes the weights of a bundle take.
+    /// Approximate size of the weights of a bundle, in bytes.
     pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |&(class, n): &(WeightClass, u64)| {
             let format = weights.format(class);
@@ -81,12 +82,12 @@ impl Facts {
     }
 }
 
-/// Bytes of numbers of a KV cache. Formats are counted by groups, which no head of a model cuts.
+/// Bytes of elements of a KV cache. Formats store groups, and a head of a model always has whole groups.
 fn of_numbers(format: Format, numbers: u64) -> u64 {
     format.bytes(format.block()) as u64 * numbers / format.block() as u64
 }
 
-/// The keys that people change, by section and name.
+/// The keys that users often change, by section and name.
 const COMMON: [(&str, &str); 10] = [
     ("model", "source"),
     ("shapes", "max_context"),
@@ -100,12 +101,13 @@ const COMMON: [(&str, &str); 10] = [
     ("placement", "experts"),
 ];
 
-/// Sequences that are decoded together: a server has several clients.
+/// Number of sequences that are decoded together: a server has several clients.
 const BATCHES: &str = "[1, 2, 4]";
 
-/// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
-/// as it stands and says nothing but defaults, sizes for several clients, and the formats that hold what the checkpoint stores in
-/// codes. `all`: with every key, not only those that people change. `set`: values in place of those, by section and key.
+/// Text of a `model.toml` for the checkpoint in `source`, a path relative to the file's folder. It can be
+/// built without changes. It has only defaults, sizes for several clients, and formats that keep the codes of
+/// the checkpoint. With `all` it has every key, not only those that users often change. `set` has values that
+/// replace these, by section and key.
 pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, String)]) -> String {
     let value_of =
         |key: &Key| set.iter().find(|(s, k, _)| (*s, *k) == (key.section, key.name)).map(|(.., v)| v);
@@ -167,12 +169,12 @@ pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, Str
     out
 }
 
-/// The class whose storage a key of `[weights]` sets.
+/// The class whose storage format a key of `[weights]` sets.
 fn class(key: &str) -> Option<WeightClass> {
     WeightClass::ALL.into_iter().find(|class| class.name() == key && *class != WeightClass::Exact)
 }
 
-/// Lines with the model's own figures for a key.
+/// Comment lines with the model's own figures for a key.
 fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
     let parameters = |class| {
         let n = facts.of(class);
@@ -200,7 +202,8 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
     }
 }
 
-/// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format, where all of it can be.
+/// `f32 24.0 MiB, bf16 12.0 MiB, …`: approximate size of a bundle with all weights in one format, for formats
+/// that can store all of them.
 pub fn sizes(facts: &Facts) -> String {
     let size = |format| {
         let (activations, rounding) = (Activations::Auto, Rounding::Feedback);
@@ -213,7 +216,7 @@ pub fn sizes(facts: &Facts) -> String {
     whole.map(size).collect::<Vec<_>>().join(", ")
 }
 
-/// A name that can stand in a comment: what would end the line is dropped.
+/// A name that is safe in a comment, without characters that end the line.
 fn comment(s: &str) -> String {
     s.chars().filter(|c| !c.is_control()).collect()
 }

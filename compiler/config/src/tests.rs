@@ -7,7 +7,7 @@ fn parse(text: &str) -> Result<Config> {
     Config::parse(text, Path::new("dir/model.toml"))
 }
 
-/// The error of a text as `message | hint`.
+/// Returns the error of a text as `message | hint`.
 fn error(text: &str) -> String {
     let e = parse(text).expect_err("the text is wrong");
     format!("{e} | {}", e.hint.as_deref().unwrap_or_default())
@@ -50,7 +50,7 @@ fn every_default_is_what_its_row_says() {
         let text = format!("[{}]\n{} = {}", key.section, key.name, key.default);
         match parse(&text) {
             Ok(c) => assert_eq!(c, parse("").unwrap(), "`{}`", key.path()),
-            // The model decides.
+            // The default depends on the model.
             Err(e) => assert!(["max_context", "little"].contains(&key.name), "{e}"),
         }
     }
@@ -121,7 +121,7 @@ fn shapes_follow_the_models_own_limit() {
     assert_eq!(parse("").unwrap().shapes_for(131_072).unwrap().max_context, 4096);
     let e = parse("[shapes]\nmax_context = 4097").unwrap().shapes_for(4096).expect_err("too long");
     assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model ends at 4096");
-    // Of a file that exists, the message has line and column.
+    // For an existing file, the message has line and column.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.toml");
     std::fs::write(&path, "[model]\nsource = \".\"\n[shapes]\nmax_context = 4097\n").unwrap();

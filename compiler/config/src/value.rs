@@ -1,4 +1,4 @@
-//! A value of a key, and why it is refused.
+//! A value of a key, and the reason that it is invalid.
 
 use std::ops::RangeInclusive;
 use toml::de::DeValue;
@@ -6,18 +6,18 @@ use toml::de::DeValue;
 /// A value of a key.
 pub(super) struct Value<'a>(pub(super) &'a DeValue<'a>);
 
-/// Reason that a value is refused.
+/// Reason that a value is invalid.
 pub(super) enum Wrong {
-    /// It has another type than this one.
+    /// It does not have this type.
     Type(&'static str),
-    /// It is outside of the key's range.
+    /// It is outside the key's range.
     Range,
-    /// It will be right in a later version.
+    /// It will be valid in a later version.
     Unsupported,
 }
 
 impl Wrong {
-    /// The same for a key that takes another type, too.
+    /// Returns the same reason for a key that also accepts another type.
     pub(super) fn of(self, expected: &'static str) -> Self {
         if let Self::Type(_) = self { Self::Type(expected) } else { self }
     }
@@ -44,7 +44,7 @@ impl<'a> Value<'a> {
         if range.contains(&n) { T::try_from(n).map_err(|_| Wrong::Range) } else { Err(Wrong::Range) }
     }
 
-    /// A float, or an integer as one.
+    /// Returns a float, or an integer as a float.
     pub(super) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, Wrong> {
         let text = self.0.as_float().map(|x| x.as_str().to_owned());
         let text = text.or_else(|| self.0.as_integer().map(|n| n.as_str().to_owned()));

@@ -1,7 +1,8 @@
 //! Joules of a timeline: watts of each unit while it works, and of the memory all the time.
 //!
-//! NPUMoE's energy per token is that of computing and of moving data (§5.1). Its Table 7 gives the memory 2.4 to 2.6 W in
-//! every system, whatever it computes: so the memory draws power as long as the run lasts.
+//! NPUMoE's energy per token is that of computing and of moving data (§5.1). In its Table 7 the memory takes
+//! 2.4 to 2.6 W in every system, whatever it computes. So here the memory draws power as long as the run
+//! lasts.
 
 use super::timeline::{Queue, Timeline};
 use super::units::Units;
@@ -18,8 +19,8 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// Energy of a timeline on a device, whose CPU works for `cpu_us` microseconds. A unit whose power the device
-    /// file does not state counts nothing.
+    /// Energy of a timeline on a device, whose CPU works for `cpu_us` microseconds. A unit without power in
+    /// the device file counts as 0.
     pub fn of(timeline: &Timeline, cpu_us: f64, units: &Units<'_>) -> Self {
         let watts = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
         let memory: f64 = units.device.memories.iter().map(|m| watts(&m.busy_w)).sum();
@@ -30,7 +31,7 @@ impl Energy {
         }
     }
 
-    /// All of it.
+    /// Sum of all.
     pub fn total_j(&self) -> f64 {
         self.cpu_j + self.npu_j + self.memory_j
     }

@@ -1,11 +1,12 @@
 //! Costs of a model on a device: in time, and in joules.
 //!
-//! A [`model::Model`] gives the shapes, [`units`] what runs where, a recorded trace the loads of the experts. Of these [`work`] makes
-//! tasks with the costs of a device file, [`timeline`] lets the units' queues execute them, and [`energy`] counts joules. A
-//! [`run`] is a prompt on a placement; a [`request`] is what pass `assign_residency` compares placements by.
+//! A [`model::Model`] has the shapes, [`units`] the units, and a recorded trace the loads of the experts.
+//! [`work`] makes tasks of these with the costs of a device file, [`timeline`] executes them on the units'
+//! queues, and [`energy`] counts joules. A [`run`] is a prompt on a placement; pass `assign_residency`
+//! compares placements by the cost of a [`request`].
 //!
-//! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
-//! again, and finds them.
+//! [`constants`] are figures that device files do not have, fitted to the evaluation of NPUMoE; the crate
+//! `moec-papers` reproduces that evaluation and fits them.
 #![expect(clippy::cast_possible_truncation, reason = "estimates: times and counts of one model")]
 
 pub mod constants;

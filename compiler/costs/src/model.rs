@@ -1,4 +1,4 @@
-//! Shapes of a model, as far as they cost time: numbers of matrices by what runs them.
+//! Shapes of a model as far as they cost time: sizes of matrices by the operators that use them.
 
 use super::units::{ExpertSize, expert_sizes};
 use moec_base::error::Result;
@@ -20,13 +20,13 @@ pub struct Model {
 /// A layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelLayer {
-    /// Its number.
+    /// Number of the layer.
     pub layer: u32,
     /// Numbers of the projections of attention.
     pub attention: u64,
-    /// Numbers of the projections of mixers that are no attention.
+    /// Numbers of the projections of mixers other than attention.
     pub mixer: u64,
-    /// Numbers that a row of attention multiplies with per position of the context: heads × (query + value channels).
+    /// Multiplications of a row of attention per position of the context: heads × (query + value channels).
     pub per_position: u64,
     /// Numbers of the router.
     pub router: u64,
@@ -51,7 +51,7 @@ impl Model {
     /// The shapes of a compiled Graph: those of its prefill entry point.
     ///
     /// # Errors
-    /// Our bug: experts without sizes.
+    /// A bug of the compiler: experts without sizes.
     pub fn of(module: &Module, name: &str, layers: u32) -> Result<Self> {
         let sizes = expert_sizes(module)?;
         let mut model = Self {
@@ -97,7 +97,7 @@ impl Model {
     }
 }
 
-/// Numbers of the matrix that a node multiplies with, and whether they must stay exact (a router's).
+/// Numbers of the matrix that a node multiplies by, and true if it must stay exact (a router's).
 fn matrix(module: &Module, node: &Node) -> (u64, bool) {
     let is_matrix = matches!(node.op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. });
     match node.inputs.get(1).filter(|_| is_matrix) {

@@ -1,4 +1,5 @@
-//! A whole request, prompt and answer, on a placement: by its cost pass `assign_residency` chooses the unit of attention.
+//! Costs of a whole request, prompt and answer, on a placement. Pass `assign_residency` chooses the unit of
+//! attention by them.
 
 use super::constants::Constants;
 use super::model::Model;
@@ -11,14 +12,14 @@ use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::{EntryKind, Module, Role};
 use moec_profile::loads::{LayerLoads, Loads};
 
-/// A model, a device, and a request to them.
+/// A model, a device, and a request.
 #[derive(Debug)]
 pub struct Request<'a> {
     model: Model,
     units: &'a Units<'a>,
     loads: &'a Loads,
     constants: Constants,
-    /// Tokens of the prompt and of the answer, as far as the context holds them.
+    /// Tokens of the prompt and of the answer, limited by the context.
     pub mix: Mix,
 }
 
@@ -26,7 +27,7 @@ impl<'a> Request<'a> {
     /// The request of a mix, for a model whose sequences have at most `context` tokens.
     ///
     /// # Errors
-    /// Our bugs: experts without sizes, constants that cannot be found.
+    /// Bugs of the compiler: experts without sizes, or constants that cannot be found.
     pub fn new(
         module: &Module,
         units: &'a Units<'a>,
@@ -42,7 +43,7 @@ impl<'a> Request<'a> {
         Ok(Self { model, units, loads, constants: Constants::NPUMOE, mix })
     }
 
-    /// Costs on a placement. A prompt is rounded up to whole chunks, as static shapes are.
+    /// Costs on a placement. The prompt is rounded up to whole chunks, as static shapes are.
     pub fn run(&self, placement: &Placement) -> Outcome {
         let chunk = self.loads.chunk.max(1);
         let prompt = prompt(self.loads, chunk, self.mix.prompt.div_ceil(chunk), self.mix.generate);
@@ -84,8 +85,8 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     }
 }
 
-/// Chunks as the trace has them, from its start again where it ends. A decoded token takes the experts that most tokens
-/// of a chunk chose.
+/// Chunks of the trace in order, repeated from its start if needed. A decoded token takes the experts that
+/// most tokens of a chunk chose.
 pub fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
     let sample = |c: u32| -> Vec<Vec<u32>> {
         let of =

@@ -1,4 +1,4 @@
-//! A system on a prompt: timeline, energy, and what became of the tokens.
+//! Simulation of a system on a prompt: timeline, energy, and numbers of dropped and padded rows.
 
 use super::constants::Constants;
 use super::energy::Energy;
@@ -9,18 +9,18 @@ use super::work::{Call, CallPlace, Work};
 use moec_ir::placement::{ExpertTable, Overflow};
 use moec_profile::loads::Loads;
 
-/// Scene to simulate.
+/// Setting of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// The model.
     pub model: &'a Model,
     /// The device.
     pub units: &'a Units<'a>,
-    /// Constants that the device file lacks.
+    /// Constants that are not in the device file.
     pub constants: Constants,
-    /// Recorded loads, by which the passes decide.
+    /// Recorded loads that passes decide by.
     pub calibration: &'a Loads,
-    /// Share of the calibration's chunks that a capacity covers.
+    /// Share of the recorded chunks that a capacity covers.
     pub coverage: f64,
     /// Treatment of tokens past a capacity.
     pub overflow: Overflow,
@@ -37,12 +37,12 @@ pub struct Prompt {
     pub decode: Vec<Vec<Vec<u32>>>,
 }
 
-/// Result.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Tasks and their times.
     pub timeline: Timeline,
-    /// Microseconds that the CPU works: its queue, and what it does for graphs of experts that run.
+    /// Microseconds that the CPU works: tasks of its queue, and its work for running graphs of experts.
     pub cpu_us: f64,
     /// Microseconds that the NPU works.
     pub npu_us: f64,
@@ -50,32 +50,32 @@ pub struct Outcome {
     pub energy: Energy,
     /// Tokens of the prompt and decoded ones.
     pub tokens: u64,
-    /// (token, expert) pairs that the routers made.
+    /// (token, expert) pairs of the routers.
     pub routed: u64,
     /// Pairs that were dropped.
     pub dropped: u64,
     /// Rows of experts that graphs computed.
     pub rows: u64,
-    /// Of these, padding.
+    /// Rows of these that are padding.
     pub padding: u64,
 }
 
-/// Placements of a system: of prompts and of decoding.
+/// Units of a system's parts in prompts and in decoding.
 #[derive(Clone, Debug)]
 pub struct Placed {
     /// Queue of attention in prompts.
     pub attention: Queue,
     /// Queue of attention in decoding.
     pub decode_attention: Queue,
-    /// Queue of dense and shared networks of prompts.
+    /// Queue of dense and shared networks in prompts.
     pub dense: Queue,
-    /// The same of decoding.
+    /// Queue of dense and shared networks in decoding.
     pub decode_dense: Queue,
-    /// Tables of the experts; none: all on the CPU.
+    /// Tables of the experts; `None`: all on the CPU.
     pub tables: Option<Vec<ExpertTable>>,
-    /// Whether decoding launches graphs of experts.
+    /// True if decoding launches graphs of experts.
     pub decode_graphs: bool,
-    /// Whether graphs stay on the NPU.
+    /// True if graphs stay on the NPU.
     pub resident: bool,
 }
 
@@ -107,7 +107,7 @@ impl Scene<'_> {
         let then = prompt.decode.iter().map(|loads| (1, loads, decoding));
         let mut outcome = Outcome::default();
         for (i, (rows, loads, place)) in first.chain(then).enumerate() {
-            // The last chunk gives the first token, and every decoded one the next.
+            // The last chunk computes the first token, and every decoded token the next one.
             let head = i + 1 >= prompt.chunks.len();
             work.add(&Call { call: i as u32, rows, context, loads, head }, &place);
             self.account(&mut outcome, loads, place.tables);
@@ -124,7 +124,7 @@ impl Scene<'_> {
         outcome
     }
 
-    /// Counts the pairs of a call by what becomes of them.
+    /// Counts the pairs of a call: routed, dropped, computed by graphs.
     fn account(&self, outcome: &mut Outcome, loads: &[Vec<u32>], tables: Option<&[ExpertTable]>) {
         for (i, layer) in loads.iter().enumerate() {
             outcome.routed += layer.iter().map(|&n| u64::from(n)).sum::<u64>();

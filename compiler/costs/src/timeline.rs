@@ -1,7 +1,8 @@
-//! An event-driven timeline: queues that execute tasks, each one at a time. A device has one for every unit and every link.
+//! An event-driven timeline of queues, each of which executes one task at a time. A device has one for every
+//! unit and every link.
 //!
-//! A task waits for those that it names and for its queue. A queue that is free takes the ready task that was
-//! submitted first. The same tasks give the same timeline, to the bit.
+//! A task waits for its dependencies and for its queue. A free queue takes the ready task that was submitted
+//! first. Equal tasks give bitwise equal timelines.
 
 use super::units::Units;
 use moec_device::Device;
@@ -18,7 +19,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// Its index among the queues of a device.
+    /// Index of the queue in a device.
     pub fn of(self, units: &Units<'_>) -> usize {
         let index = match self {
             Self::Cpu => units.cpu_index(),
@@ -47,17 +48,17 @@ pub enum What {
     Dense,
     /// Router logits and top-k.
     Router,
-    /// Rows brought to the experts' buffers.
+    /// Moving rows to the experts' buffers.
     Gather,
-    /// Zeros after them.
+    /// Zeros after the rows.
     Pad,
-    /// A graph handed to the NPU, by the CPU.
+    /// Dispatch of a graph to the NPU, by the CPU.
     Launch,
-    /// A graph that does not stay resident, brought to the NPU.
+    /// Loading a graph that does not stay resident onto the NPU.
     Load,
     /// Experts.
     Experts,
-    /// Weighted rows added to where they came from.
+    /// Adding weighted rows to their tokens.
     Scatter,
     /// The residual addition.
     Residual,
@@ -69,7 +70,7 @@ pub enum What {
     Wait,
     /// An expert read from disk.
     Read,
-    /// The same before it was requested.
+    /// An expert read from disk before it was requested.
     ReadAhead,
 }
 
@@ -101,23 +102,23 @@ impl What {
 /// A task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Its queue, by index.
+    /// Queue, by index.
     pub queue: usize,
-    /// Its kind.
+    /// Kind.
     pub what: What,
-    /// Part that it works for: a launch of experts and one of attention differ here.
+    /// Part that the task works for: launches of experts and of attention differ here.
     pub part: What,
     /// Duration, in microseconds.
     pub us: f64,
-    /// Further wait of the tasks that depend on it, in microseconds: the queue is free meanwhile.
+    /// Additional wait of dependent tasks, in microseconds: the queue is free meanwhile.
     pub lag_us: f64,
-    /// Tasks that must have ended, by index; all smaller than its own.
+    /// Dependencies, by index; all smaller than the task's own.
     pub after: Vec<usize>,
     /// Layer.
     pub layer: u32,
     /// Call of the model: chunks of the prompt, then decoded tokens.
     pub call: u32,
-    /// Graph or expert of the layer, where there are several.
+    /// Graph or expert of the layer, if there are several.
     pub index: Option<u32>,
     /// Rows that it computes.
     pub rows: u32,
@@ -139,7 +140,7 @@ pub struct Timeline {
     pub queues: Vec<String>,
     /// The tasks.
     pub tasks: Vec<Task>,
-    /// Time of each.
+    /// Time of each task.
     pub spans: Vec<Span>,
     /// Time of the last result, in microseconds.
     pub wall_us: f64,
@@ -171,7 +172,7 @@ enum Event {
 }
 
 impl Timeline {
-    /// Executes tasks on queues of these names, which must be as many as tasks name.
+    /// Executes tasks on queues of these names, one name for each queue index of the tasks.
     pub fn of(tasks: Vec<Task>, queues: Vec<String>) -> Self {
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut missing: Vec<usize> = vec![0; tasks.len()];
@@ -208,7 +209,7 @@ impl Timeline {
                     }
                 }
             }
-            // Everything that happens at one instant is known before anything starts.
+            // All events of one instant are processed before any task starts.
             if events.peek().is_some_and(|Reverse((next, _))| next.0 <= now.0) {
                 continue;
             }
@@ -236,12 +237,12 @@ impl Timeline {
         self.tasks.iter().filter(|t| t.what == what).fold(0.0, |sum, t| sum + t.us)
     }
 
-    /// Microseconds from the first start to the last result of what works for a part, summed over layers and calls:
-    /// how long a part takes where its own tasks overlap.
+    /// Microseconds from the first start to the last result of a part's tasks, summed over layers and calls:
+    /// the time of a part whose own tasks overlap.
     pub fn part_us(&self, part: What) -> f64 {
         let mut sum = 0.0;
         let mut open: Option<(u32, u32, f64, f64)> = None;
-        // Tasks of a layer and a call follow one another.
+        // Tasks of a layer and a call are consecutive.
         for (task, span) in self.tasks.iter().zip(&self.spans).filter(|(t, _)| t.part == part) {
             let seen = span.end + task.lag_us;
             open = match open {

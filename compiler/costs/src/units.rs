@@ -1,4 +1,5 @@
-//! Units: all of a device, and the two that `tier`, `group` and `assign_residency` divide a model between, with what experts cost there.
+//! Units of a device with the costs of experts there: all of them, and the two that `tier`, `group` and
+//! `assign_residency` divide a model between.
 
 use moec_backend::{Backend, StaticGraphs};
 use moec_base::error::{Error, Result};
@@ -11,20 +12,20 @@ use moec_profile::loads::LayerLoads;
 use moec_targets::backends;
 use std::collections::BTreeMap;
 
-/// Preferred unit of what static graphs could take.
+/// Preferred unit of operators and experts that static graphs can compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UnitPreference {
-    /// The one with lower costs.
+    /// The unit with lower costs.
     #[default]
     Auto,
-    /// On the unit with static graphs.
+    /// The unit with static graphs.
     Graphs,
-    /// Not there.
+    /// The CPU.
     Cpu,
 }
 
 impl UnitPreference {
-    /// Every one.
+    /// All preferences.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Cpu];
 }
 
@@ -46,11 +47,11 @@ pub struct UnitList<'a> {
     pub device: &'a Device,
     /// Accelerators with dynamic shapes.
     pub accelerators: Vec<DynamicUnit<'a>>,
-    /// Whether one of these has NDP DIMMs.
-    pub has_ndp_dimms: bool,
+    /// True if one of these has NDP DIMMs.
+    pub has_near_data: bool,
 }
 
-/// Unit that a key of `[placement]` names, of the CPU and units with dynamic shapes.
+/// Unit that a key of `[placement]` names: the CPU or a unit with dynamic shapes.
 #[derive(Clone, Copy, Debug)]
 pub enum Named<'a> {
     /// No unit: the compiler decides.
@@ -71,14 +72,14 @@ impl<'a> UnitList<'a> {
         };
         let accelerators: Vec<DynamicUnit<'a>> =
             device.units.iter().enumerate().filter_map(dynamic).collect();
-        let has_ndp_dimms = accelerators.iter().any(|f| f.backend.command_streams().is_some());
-        Self { device, accelerators, has_ndp_dimms }
+        let has_near_data = accelerators.iter().any(|f| f.backend.command_streams().is_some());
+        Self { device, accelerators, has_near_data }
     }
 
     /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.
     ///
     /// # Errors
-    /// A name that no unit has.
+    /// Fails if no unit has that name.
     pub fn named(&self, key: &str, setting: &UnitSetting) -> Result<Option<u32>> {
         let Some(name) = setting.unit() else { return Ok(None) };
         let units = &self.device.units;
@@ -102,7 +103,7 @@ impl<'a> UnitList<'a> {
     /// The unit with dynamic shapes that `mixer` or `rest` of `[placement]` names.
     ///
     /// # Errors
-    /// As [`UnitList::named`]; a unit with static graphs.
+    /// Fails as [`UnitList::named`] does, or if the unit has static graphs.
     pub fn dynamic(&self, key: &str, setting: &UnitSetting) -> Result<Named<'a>> {
         match self.named(key, setting)? {
             None => Ok(Named::Auto),
@@ -115,11 +116,12 @@ impl<'a> UnitList<'a> {
         }
     }
 
-    /// Looks at every unit that `[placement]` names, whether or not a pass of this device requires it. Gives what to say of names
-    /// that a device of the CPU alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
+    /// Checks all names of units in `[placement]`, also those that no pass of this device uses. On a device
+    /// with only a CPU, unknown names are valid and everything runs there, so that a `model.toml` serves
+    /// several targets. Returns notes on these names.
     ///
     /// # Errors
-    /// As [`UnitList::named`] and [`UnitList::dynamic`], where there are other units.
+    /// On devices with other units, fails as [`UnitList::named`] and [`UnitList::dynamic`] do.
     pub fn check(&self, placement: &PlacementConfig) -> Result<Vec<String>> {
         let alone = self.device.units.iter().all(|u| u.kind == UnitKind::Cpu);
         let mut notes = Vec::new();
@@ -147,10 +149,11 @@ impl<'a> UnitList<'a> {
         Ok(notes)
     }
 
-    /// The preference that it means for static graphs.
+    /// The preference for static graphs that a setting means.
     ///
     /// # Errors
-    /// As [`UnitList::named`]; a share of a unit with static graphs, which takes experts by groups.
+    /// Fails as [`UnitList::named`] does, or for a share of a unit with static graphs, which takes experts by
+    /// groups.
     pub fn preference(&self, key: &str, setting: &UnitSetting) -> Result<UnitPreference> {
         let Some(index) = self.named(key, setting)? else { return Ok(UnitPreference::Auto) };
         let unit = self.device.units.get(index as usize);
@@ -170,7 +173,7 @@ impl<'a> UnitList<'a> {
         self.accelerators.iter().copied().find(|f| f.index == index)
     }
 
-    /// Units, memories and links, as a plan names them.
+    /// Units, memories and links, in the form of a plan.
     pub fn for_plan(&self) -> (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>) {
         let host =
             Memory { name: self.device.cpu_memory().unwrap_or("memory").to_owned(), ..Memory::default() };
@@ -200,16 +203,16 @@ impl<'a> UnitList<'a> {
     }
 }
 
-/// A CPU and a neural processing unit, with their indices in the device.
+/// A CPU and an NPU, with their indices in the device.
 #[derive(Clone, Debug)]
 pub struct Units<'a> {
     /// The device.
     pub device: &'a Device,
     /// Its CPU.
     pub cpu: &'a DeviceUnit,
-    /// Its neural processing unit.
+    /// Its NPU.
     pub npu: &'a DeviceUnit,
-    /// Static graphs of that unit's backend.
+    /// Static graphs of the NPU's backend.
     pub graphs: &'static dyn StaticGraphs,
     cpu_index: u32,
     npu_index: u32,
@@ -220,12 +223,12 @@ pub struct Units<'a> {
 pub struct ExpertSize {
     /// Numbers of its matrices.
     pub weights: u64,
-    /// Bytes that it takes of a graph's limit, biases included.
+    /// Bytes that count against a graph's limit, biases included.
     pub bytes: u64,
 }
 
 impl<'a> Units<'a> {
-    /// The units of a device; `None` where it has no neural processing unit, and shapes are dynamic.
+    /// The units of a device; `None` if it has no NPU, so that all shapes are dynamic.
     pub fn of(device: &'a Device) -> Option<Self> {
         let cpu = device.unit_of(UnitKind::Cpu)?;
         let (npu, graphs) =
@@ -246,7 +249,7 @@ impl<'a> Units<'a> {
         self.cpu_index
     }
 
-    /// Index of the neural processing unit.
+    /// Index of the NPU.
     pub fn npu_index(&self) -> u32 {
         self.npu_index
     }
@@ -256,21 +259,22 @@ impl<'a> Units<'a> {
         self.device.units.iter().map(|u| u.name.clone()).collect()
     }
 
-    /// Capacities are multiples of this: the device's alignment, and [`CAPACITY_ALIGN`] in any case.
+    /// Alignment of capacities: the device's, and at least [`CAPACITY_ALIGN`].
     pub fn alignment(&self) -> u32 {
         let own = self.npu.capacity_alignment.as_ref().map_or(1, |f| f.value as u32).max(1);
         if own.is_multiple_of(CAPACITY_ALIGN) { own } else { own.saturating_mul(CAPACITY_ALIGN) }
     }
 
-    /// Microseconds of a launch of `experts` experts with `capacity` rows each on the NPU. Padding costs what
-    /// rows cost.
+    /// Microseconds of a launch of `experts` experts with `capacity` rows each on the NPU. Padding costs as
+    /// much as rows.
     pub fn graph_us(&self, experts: usize, capacity: u32, size: ExpertSize) -> f64 {
         let each = self.npu.matmul_us(f64::from(capacity), size.weights as f64).unwrap_or(0.0);
         self.npu.launch_us() + experts as f64 * each
     }
 
-    /// Expected microseconds per call of experts in one graph, which has functions of these sizes: it is launched when one
-    /// of them has a token, at the smallest size that holds them all, or the last.
+    /// Expected microseconds per call of experts in one graph, which has functions of these sizes. The graph
+    /// is launched if one of the experts has a token, at the smallest size that holds all rows, or else the
+    /// last.
     pub fn npu_us(&self, layer: &LayerLoads, experts: &[usize], sizes: &[u32], size: ExpertSize) -> f64 {
         let us: Vec<f64> = sizes.iter().map(|&rows| self.graph_us(experts.len(), rows, size)).collect();
         let of =
@@ -290,15 +294,15 @@ impl<'a> Units<'a> {
 /// Sizes of the experts of every MoE layer.
 ///
 /// # Errors
-/// Our bug: a layer of experts without matrices.
+/// A bug of the compiler: a layer of experts without matrices.
 pub fn expert_sizes(module: &Module) -> Result<BTreeMap<u32, ExpertSize>> {
     sizes(module, |_, numbers| numbers * 2)
 }
 
-/// The same, with the bytes that a unit counts: its graphs may store codes.
+/// The same sizes with the bytes that a unit counts: its graphs may store codes.
 ///
 /// # Errors
-/// As [`expert_sizes`].
+/// Fails as [`expert_sizes`] does.
 pub fn expert_sizes_on(module: &Module, units: &Units<'_>) -> Result<BTreeMap<u32, ExpertSize>> {
     sizes(module, |weight, numbers| units.graphs.bytes(units.npu, weight, numbers))
 }
@@ -313,7 +317,7 @@ fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u
             let weight = module.weight(id);
             let each = weight.shape.iter().skip(1).map(|&d| d as u64).product::<u64>();
             bytes += of(weight, each);
-            // Biases are one number per row; they cost nothing beside the matrices.
+            // Biases are one number per row; their cost is negligible.
             weights += if weight.shape.len() > 2 { each } else { 0 };
         }
         let layer =

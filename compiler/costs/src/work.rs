@@ -1,9 +1,11 @@
-//! Tasks of a model: what the units do for a prompt and for the tokens after it, with the costs of a device.
+//! Tasks of a model: the work of the units for a prompt and for the tokens after it, with the costs of a
+//! device.
 //!
-//! A layer is norm, attention or another mixer, residual; norm, router, gather, experts, scatter, residual (NPUMoE, §3.1 and Table 4).
-//! Matrix products cost what the device's table says; everything else moves bytes. A launch takes the
-//! CPU for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
-//! serial, as in NPUMoE's Table 4; meanwhile the CPU computes what is cold, one expert after the other.
+//! A layer is norm, attention or another mixer, residual; norm, router, gather, experts, scatter, residual
+//! (NPUMoE, §3.1 and Table 4). Matrix products cost what the device's table has; all other tasks move bytes.
+//! A launch takes the CPU for its dispatch, then the NPU, and its result is available after one
+//! synchronisation. Launches of one layer are serial, as in NPUMoE's Table 4; meanwhile the CPU computes the
+//! cold experts, one after the other.
 
 use super::constants::Constants;
 use super::model::{Model, ModelLayer, Moe};
@@ -17,7 +19,7 @@ const F16: u64 = 2;
 /// One call of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Its index.
+    /// Index of the call.
     pub call: u32,
     /// Rows of the static shapes: the chunk in prompts, sequences in decoding.
     pub rows: u32,
@@ -25,24 +27,24 @@ pub struct Call<'a> {
     pub context: u32,
     /// Tokens that chose each expert, by MoE layer.
     pub loads: &'a [Vec<u32>],
-    /// Whether logits are wanted.
+    /// True if logits are computed.
     pub head: bool,
 }
 
-/// Place of a call.
+/// Units of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallPlace<'a> {
     /// Attention.
     pub attention: Queue,
     /// Dense and shared networks.
     pub dense: Queue,
-    /// Groups and units, by MoE layer; none: every expert on the CPU.
+    /// Groups and units, by MoE layer; `None`: every expert on the CPU.
     pub tables: Option<&'a [ExpertTable]>,
-    /// Whether graphs stay on the NPU.
+    /// True if graphs stay on the NPU.
     pub resident: bool,
 }
 
-/// Makes tasks.
+/// Builds tasks.
 #[derive(Debug)]
 pub struct Work<'a> {
     units: &'a Units<'a>,
@@ -57,7 +59,7 @@ pub struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Nothing yet.
+    /// An empty builder.
     pub fn new(model: &'a Model, units: &'a Units<'a>, constants: Constants) -> Self {
         Self { units, model, constants, tasks: Vec::new(), last: None, call: 0, layer: 0, rows: 0 }
     }
@@ -67,7 +69,7 @@ impl<'a> Work<'a> {
         self.tasks
     }
 
-    /// Adds a call, after those that are there.
+    /// Adds a call after the existing ones.
     pub fn add(&mut self, call: &Call<'_>, place: &CallPlace<'_>) {
         (self.call, self.rows) = (call.call, call.rows);
         let model = self.model;
@@ -80,7 +82,7 @@ impl<'a> Work<'a> {
                 self.matrices(What::Attention, numbers, place.attention);
             }
             if layer.mixer > 0 {
-                // No graph of a unit holds a state that folds tokens.
+                // No graph holds a state that accumulates over tokens.
                 self.matrices(What::Mixer, layer.mixer as f64, Queue::Cpu);
             }
             self.moved(What::Residual, 3, u64::from(call.rows));
@@ -103,7 +105,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A task after `after`.
+    /// Adds a task that waits for `after`.
     fn push(&mut self, queue: Queue, what: What, part: What, us: f64, after: Vec<usize>) -> usize {
         let (layer, call, rows) = (self.layer, self.call, self.rows);
         let queue = queue.of(self.units);
@@ -112,26 +114,26 @@ impl<'a> Work<'a> {
         self.tasks.len() - 1
     }
 
-    /// A task after everything that is there, before everything that comes.
+    /// Adds a task after all existing ones and before all later ones.
     fn then(&mut self, queue: Queue, what: What, part: What, us: f64) {
         let after = self.last.into_iter().collect();
         self.last = Some(self.push(queue, what, part, us, after));
     }
 
-    /// Rows of the residual stream read and written `times` times in all, on the CPU.
+    /// Adds the time on the CPU of reading and writing rows of the residual stream, `times` times in all.
     fn moved(&mut self, what: What, times: u64, rows: u64) {
         let bytes = rows * self.model.hidden * F16 * times;
         let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
         self.then(Queue::Cpu, what, what, us);
     }
 
-    /// Matrix products of all rows.
+    /// Adds the matrix products of all rows.
     fn matrices(&mut self, part: What, numbers: f64, queue: Queue) {
         let rows = f64::from(self.rows);
         match queue {
             Queue::Cpu => {
                 let us = self.units.cpu.matmul_us(rows, numbers).unwrap_or(0.0);
-                // Decoding is bound by reading weights, whatever multiplies.
+                // Decoding is bound by reading weights on any unit.
                 let share = if self.rows > 1 { self.constants.attention_on_cpu } else { 1.0 };
                 self.then(Queue::Cpu, part, part, us * share);
             }
@@ -143,7 +145,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A graph launched: dispatch, bringing it there, computing. What waits for it sees it a synchronisation later.
+    /// Adds the launch of a graph: dispatch, load, computation. Dependent tasks wait for one more
+    /// synchronisation.
     fn launch(&mut self, part: What, us: f64, load_us: f64, after: Vec<usize>) -> usize {
         let figure = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
         let dispatch = figure(&self.units.npu.dispatch_cost_us) + load_us * self.constants.load_on_cpu;
@@ -157,7 +160,7 @@ impl<'a> Work<'a> {
         at
     }
 
-    /// Router, gather, experts, scatter.
+    /// Adds router, gather, experts and scatter.
     fn experts(
         &mut self,
         layer: &ModelLayer,
@@ -177,7 +180,7 @@ impl<'a> Work<'a> {
             let rows = |g: &ExpertGroup| g.rows(most(g), t.tiers.get(g.tier as usize).copied().unwrap_or(0));
             busy.map(|(i, g)| (i, rows(g), &*g.experts)).collect()
         });
-        // Tokens that find room on the NPU, tokens that run on the CPU, and padding.
+        // Tokens with room on the NPU, tokens that run on the CPU, and padding.
         let (mut hot, mut padding) = (0_u64, 0_u64);
         let mut cold: Vec<u32> = loads.to_vec();
         for &(_, capacity, experts) in &graphs {
@@ -219,7 +222,7 @@ impl<'a> Work<'a> {
         let cpu = self.units.cpu;
         let cost = |n: u32| cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
         if graphs.is_empty() {
-            // Nothing comes between: one task stands for all.
+            // No task comes between: one task is sufficient for all.
             let us = cold.iter().map(|&n| cost(n)).sum();
             self.rows = cold.iter().sum();
             ends.push(self.push(Queue::Cpu, What::Experts, What::Experts, us, start));

@@ -31,41 +31,41 @@ use std::time::Duration;
 pub struct Request<'a> {
     /// The `model.toml`.
     pub config: &'a Path,
-    /// Name of a target, or a path of a device file.
+    /// Name of a target, or path of a device file.
     pub target: &'a str,
     /// Folder of the bundle.
     pub output: Option<&'a Path>,
-    /// Share of the experts, in percent, that a GPU's memory holds, in place of what the `model.toml` says.
+    /// Percentage of the experts that a GPU's memory holds; overrides the `model.toml`.
     pub gpu_experts: Option<u8>,
-    /// Time for measuring kernels, if they are measured.
+    /// Time budget for tuning kernels, if they are tuned.
     pub tune: Option<Duration>,
-    /// Whether `run` is linked.
+    /// Whether the executable `run` is linked.
     pub link: bool,
-    /// Whether cargo builds it from the bundle's sources, though the runtime is there precompiled.
+    /// Whether cargo builds `run` from the bundle's sources, even if a precompiled runtime is available.
     pub from_source: bool,
-    /// Whether the bundle has the runtime's sources, which it has in any case where cargo builds its `run`.
+    /// Whether the bundle contains the runtime's sources. It always does if cargo builds its `run`.
     pub sources: bool,
-    /// Whether weights that an earlier bundle of the checkpoint has are taken from there.
+    /// Whether weights are reused from an earlier bundle of the same checkpoint.
     pub reuse: bool,
-    /// Passes to print after and to stop at.
+    /// Passes after which the IR is printed, and the pass after which the build stops.
     pub stops: Stops<'a>,
 }
 
-/// A bundle that was written.
+/// A bundle that has been written.
 #[derive(Clone, Debug)]
 pub struct BuiltBundle {
-    /// Its folder.
+    /// Path of the bundle.
     pub folder: PathBuf,
-    /// Its plan.
+    /// Plan of the bundle.
     pub plan: Plan,
     /// Summary of what was written.
     pub summary: Summary,
 }
 
-/// Builds. Gives `None` where the request stops before a bundle is written.
+/// Builds a bundle. Returns `None` if the request stops before a bundle is written.
 ///
 /// # Errors
-/// Whatever is wrong with the request, the checkpoint or the machine; nothing is left behind then.
+/// Those of the request, the checkpoint and the machine. No files of the bundle remain then.
 pub fn build(
     request: &Request<'_>,
     progress: &Progress,
@@ -130,10 +130,10 @@ pub fn build(
     Ok(Some(BuiltBundle { folder, plan, summary }))
 }
 
-/// Configuration of the user: the `model.toml`, with what the request has in place of it.
+/// Reads the `model.toml` and applies the overrides of the request.
 ///
 /// # Errors
-/// A file that cannot be used, or that requests what the device cannot do.
+/// Fails if the file is invalid, or if it needs something that the device cannot do.
 fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
     if let Some(percent) = request.gpu_experts {
         check_gpu_experts(device, percent, request.target)?;
@@ -147,10 +147,11 @@ fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
     Ok(config)
 }
 
-/// Looks at this machine before minutes of compiling: whether the bundle can be written, and how its `run` comes about.
+/// Checks this machine before the long compilation: whether the bundle can be written, and how its `run` is
+/// made.
 ///
 /// # Errors
-/// What the build would fail for at its end.
+/// Errors that the build would otherwise report at its end.
 fn prepare(
     request: &Request<'_>,
     config: &Config,
@@ -160,7 +161,7 @@ fn prepare(
 ) -> Result<Option<Result<Route, Missing>>> {
     let writes = request.stops.stop_after.is_none();
     if writes {
-        // `write` looks again.
+        // `write` checks this again.
         workspace::recover(folder)?.iter().for_each(|note| progress.warn(note));
         destination::look(folder, folder)?;
     }
@@ -180,17 +181,18 @@ fn prepare(
 /// Opens the checkpoint.
 ///
 /// # Errors
-/// One that cannot be read, or that this version does not support.
+/// Fails if the checkpoint cannot be read or is not supported by this version.
 fn open(config: &Config, progress: &Progress) -> Result<(Checkpoint, ModelSpec)> {
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     let _phase = progress.phase("Importing", &config.model.source.display().to_string());
     moec_import::open(&config.model.source, &options)
 }
 
-/// Looks at what goes into the bundle as it is, before anything is computed.
+/// Checks the inputs that go into the bundle unchanged, before anything is computed.
 ///
 /// # Errors
-/// A tokenizer or options that no run could use, a placement on units that the device does not have.
+/// Fails if the tokenizer or the sampling options are unusable, or the placement names units that the device
+/// does not have.
 fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
     let (checkpoint, spec) = (inputs.checkpoint()?, inputs.spec()?);
     spec.warnings.iter().for_each(|w| progress.warn(w));
@@ -204,10 +206,11 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// Profile of the calibration, where something is decided by it: what is static, what does not fit, what is approximated.
+/// Calibration profile, if a decision depends on it: static shapes, experts that do not fit into memory, or
+/// approximations.
 ///
 /// # Errors
-/// Those of a calibration; no profile where one is needed.
+/// Those of calibration; also fails if a profile is needed and there is none.
 fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let config = inputs.config;
     let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
@@ -221,10 +224,10 @@ fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>>
     Ok(profile)
 }
 
-/// Probe of losses of quality, where the user allows some.
+/// Probe for quality loss, if the user allows some.
 ///
 /// # Errors
-/// Texts that cannot be read.
+/// Fails if a text cannot be read.
 fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measured<'a>>> {
     match inputs.profile.filter(|_| inputs.config.quality.max_perplexity_increase.is_some()) {
         Some(profile) => {
@@ -234,10 +237,10 @@ fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measu
     }
 }
 
-/// Buys formats of weights, where the user gives a size for them.
+/// Chooses formats of single weights, if the user gives a size for all weights.
 ///
 /// # Errors
-/// A size that no choice of formats has, or static graphs, which have formats of their own.
+/// Fails if no choice of formats has that size, or if graphs are static: these have formats of their own.
 fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> {
     match inputs.config.weights.size {
         Size::Any => Ok(Vec::new()),
@@ -253,7 +256,8 @@ fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> 
     }
 }
 
-/// The accelerators of the device that no step of the plan runs on, in a sentence for the user; `None` where there are none.
+/// Note for the user that names the accelerators of the device without any step of the plan; `None` if there
+/// are none.
 fn idle(plan: &Plan, device: &Device) -> Option<String> {
     let works = |name: &str| {
         let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
@@ -268,10 +272,10 @@ fn idle(plan: &Plan, device: &Device) -> Option<String> {
     ))
 }
 
-/// Compares the packed weights with the size that the user gives.
+/// Compares the size of the packed weights with the size that the user gives.
 ///
 /// # Errors
-/// They are larger.
+/// Fails if the weights are larger.
 fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
     let most = match size {
         Size::Most(bytes) => bytes,
@@ -290,15 +294,15 @@ fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
     .hint("say so much less under `size`"))
 }
 
-/// Placement of experts by `--gpu-experts`.
+/// Placement of experts that `--gpu-experts` describes.
 fn gpu_experts(percent: u8) -> UnitSetting {
     UnitSetting::Share(UnitKind::Gpu.name().to_owned(), percent)
 }
 
-/// Checks `--gpu-experts` against the target, before anything is read.
+/// Checks `--gpu-experts` against the target, before any file is read.
 ///
 /// # Errors
-/// A target without a GPU, or one that does not say what experts cost.
+/// Fails if the target has no GPU, or if it gives no costs of experts.
 fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
     if device.unit_of(UnitKind::Gpu).is_none() {
         return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
@@ -316,10 +320,11 @@ fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
     })
 }
 
-/// Parses the chat templates of a checkpoint. One that is not a template is a warning: texts can be continued without it.
+/// Parses the chat templates of a checkpoint. An invalid template is a warning: texts can be continued
+/// without it.
 ///
 /// # Errors
-/// A template that takes more than any may.
+/// Fails if a template is larger than the limit.
 fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
     let Some(bytes) = checkpoint.chat_templates()? else { return Ok(()) };
     let templates = Templates::parse(&bytes).map_err(|e| Error::bug("the chat templates").because(e))?;
@@ -335,10 +340,10 @@ fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// Refuses options of sampling that no run could use.
+/// Checks sampling options.
 ///
 /// # Errors
-/// One of another type, or out of its range.
+/// Fails if an option has the wrong type or is out of range.
 fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
     let Some(bytes) = checkpoint.sampling()? else { return Ok(()) };
     moec_service::sampling::parse(&bytes).map(|_| ()).map_err(|why| {
@@ -347,7 +352,7 @@ fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
     })
 }
 
-/// The cache folder must be writable before texts are read for minutes whose profile is kept there.
+/// Checks that the cache folder is writable, since calibration takes minutes and its profile is kept there.
 fn require_calibration(config: &Config) -> Result<()> {
     if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
         cache_dir::writable_for(
@@ -358,7 +363,7 @@ fn require_calibration(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// `olmoe-native.moec`, beside the `model.toml`.
+/// Default path of the bundle, next to the `model.toml`: `olmoe-native.moec`.
 fn default_output(config: &Config, target: &str) -> PathBuf {
     let source = std::fs::canonicalize(&config.model.source).unwrap_or_else(|_| config.model.source.clone());
     let name = source.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());

@@ -9,7 +9,8 @@ use std::path::Path;
 /// Bytes that all tensors of such a checkpoint may have: it is for small ones.
 const MOST: u64 = 16 << 20;
 
-/// Writes the checkpoint into a folder that goes away. `tensors` has a line `NAME: bf16[ROWS, COLUMNS]` for each.
+/// Writes the checkpoint into a folder that goes away. `tensors` has a line `NAME: bf16[ROWS, COLUMNS]` for
+/// each.
 ///
 /// # Errors
 /// An invalid line, with its place in the file at `path`; a failed write.

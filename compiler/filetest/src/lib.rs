@@ -11,14 +11,15 @@
 //! …
 //! ```
 //!
-//! A file goes through the same list as any compilation ([`moec_pipeline::PIPELINE`]), with the verifier before and
-//! after each pass. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
-//! before the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each, for `cluster` which neurons are `hot`. In place of
-//! a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
-//! Graph, too, and run after those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
-//! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
-//! file beside the file where it ends in `.toml`), `from`, the first
-//! pass to run, and `show: changes`, for what a pass changed of a Graph.
+//! A file goes through the same list as any compilation ([`moec_pipeline::PIPELINE`]), with the verifier
+//! before and after each pass. What goes in is a `graph`, for passes that decide places also the `loads` of
+//! experts and the `placement` as it is before the pass, for `threshold` the `thresholds`, `LAYER =
+//! THRESHOLD` each, for `cluster` which neurons are `hot`. In place of a Graph a checkpoint can stand, its
+//! `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a Graph, too,
+//! and run after those from `layout` on: kernels, and who writes what, stand in no text. What comes out is
+//! then what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 by default; a
+//! device file in the same folder if it ends in `.toml`), `from`, the first pass to run, and `show: changes`,
+//! for what a pass changed of a Graph.
 #![expect(clippy::cast_possible_truncation, reason = "small graphs of tests")]
 
 mod checkpoint;
@@ -50,7 +51,7 @@ use std::path::{Path, PathBuf};
 const TARGET: &str = "x86-64-v3";
 /// The first pass that makes a Plan.
 const LAYOUT: &str = "layout";
-/// Text that stands for an unchanged Graph.
+/// Text that represents an unchanged Graph.
 const UNCHANGED: &str = "; nothing changes";
 
 /// A file that was read.
@@ -97,7 +98,7 @@ impl Filetest {
     pub fn run(&self) -> Result<String> {
         let config = Config::parse(&self.sections.settings, &self.path)?;
         let name = self.sections.key("target").unwrap_or(TARGET);
-        // A device file lies beside the file that names it.
+        // A device file is in the same folder as the file that names it.
         let beside = self.path.with_file_name(name);
         let is_file = Path::new(name).extension().is_some_and(|e| e == "toml");
         let name = if is_file { &*beside.to_string_lossy() } else { name };
@@ -228,7 +229,8 @@ impl Filetest {
     }
 }
 
-/// Neurons that are hot: of every layer how many at which batch, and the hottest of each expert, which the others follow.
+/// Neurons that are hot: of every layer how many at which batch, and the hottest of each expert, which the
+/// others follow.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hot {

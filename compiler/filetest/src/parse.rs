@@ -12,7 +12,8 @@ const INPUTS: [&str; 7] = ["graph", "placement", "loads", "thresholds", "hot", "
 /// Own keys of the header.
 const KEYS: [&str; 4] = ["pass", "from", "target", "show"];
 
-/// A text with its sections. Each keeps the lines before it as empty ones, so that messages name lines of the file.
+/// A text with its sections. Each keeps the lines before it as empty ones, so that messages name lines of the
+/// file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sections {
     /// Keys of the header with their values.

@@ -1,20 +1,20 @@
-//! Chat templates of a checkpoint, as a bundle keeps them.
+//! Chat templates of a checkpoint, in the form that a bundle has them in.
 
 use super::Config;
 use moec_base::error::Result;
 use serde_json::{Map, Value, json};
 
-/// Special tokens that a template may name, in the keys of `tokenizer_config.json`.
+/// Special tokens that a template may name, by their keys in `tokenizer_config.json`.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// The key of the templates.
 const KEY: &str = "chat_template";
 
-/// Contents of `artifacts/chat_template.json`: the templates by name and the texts of special tokens. `file`: a template that goes
-/// before the one for conversations in the configuration. None without a template.
+/// Contents of `artifacts/chat_template.json`: the templates by name, and the texts of special tokens. `file`
+/// is a template that replaces the configuration's one for conversations. `None` without a template.
 ///
 /// # Errors
-/// Values that are of another kind.
+/// Fails if a value has the wrong type.
 pub(super) fn templates(file: Option<String>, config: Option<&Config>) -> Result<Option<Vec<u8>>> {
     let mut templates = Map::new();
     if let Some(config) = config {
@@ -26,7 +26,7 @@ pub(super) fn templates(file: Option<String>, config: Option<&Config>) -> Result
     }
     let mut tokens = Map::new();
     for (key, value) in TOKENS.iter().filter_map(|key| Some((key, config?.value(key)?))) {
-        // A token is a text, or an object that says more of it.
+        // A token is a text, or an object that has the text and attributes.
         if let Some(text) = value.as_str().or_else(|| value.get("content")?.as_str()) {
             tokens.insert((*key).to_owned(), text.into());
         }
@@ -35,7 +35,7 @@ pub(super) fn templates(file: Option<String>, config: Option<&Config>) -> Result
     Ok(Some(format!("{whole:#}\n").into_bytes()))
 }
 
-/// Puts the templates of a configuration into a table: one text, or a list of objects with name and text.
+/// Adds the templates of a configuration to a table: one text, or a list of objects with name and text.
 fn read(config: &Config, templates: &mut Map<String, Value>) -> Result<()> {
     let unfit = || config.unfit(KEY, "a text, or a list of objects with `name` and `template`");
     match config.value(KEY) {

@@ -1,4 +1,4 @@
-//! An open checkpoint: its tensors by name, decoded on demand, whatever container they are in.
+//! An open checkpoint: its tensors by name, decoded on demand, in any container.
 
 use super::containers::{self, Container};
 use super::encodings;
@@ -13,38 +13,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use super::containers::{File, Tensor};
 
-/// Options of reading checkpoints.
+/// Options for reading checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// Accept numbers that are infinite or not a number.
+    /// Whether infinities and NaNs are accepted.
     pub allow_nonfinite: bool,
 }
 
-/// An open checkpoint. Nothing is decoded before it is requested.
+/// An open checkpoint. No tensor is decoded before it is requested.
 #[derive(Debug)]
 pub struct Checkpoint {
     container: Box<dyn Container>,
     options: ImportOptions,
-    /// Its tokenizer, from when it was first requested.
+    /// Its tokenizer, cached after the first request.
     tokenizer: OnceLock<Option<Vec<u8>>>,
-    /// Bytes of the container that were looked at since they were last let go.
+    /// Bytes of the container that have been read since the last release.
     touched: AtomicUsize,
 }
 
-/// Bytes of the checkpoint that reading may keep in memory. They are the operating system's cache and come back when
-/// they are wanted, but they count as this process's own.
+/// Bytes of the checkpoint that may stay in memory. They are the operating system's cache and can be
+/// reclaimed, but they count as memory of this process.
 const RESIDENT: usize = 64 << 20;
 
 impl Checkpoint {
     /// Opens the checkpoint at a path. Reads headers only.
     ///
     /// # Errors
-    /// As [`containers::open`].
+    /// Those of [`containers::open`].
     pub fn open(path: &Path, options: &ImportOptions) -> Result<Self> {
         Ok(Self::of(containers::open(path, |_| Ok(()))?, options))
     }
 
-    /// The checkpoint in an open container.
+    /// Returns the checkpoint in an open container.
     pub fn of(container: Box<dyn Container>, options: &ImportOptions) -> Self {
         Self { container, options: options.clone(), tokenizer: OnceLock::new(), touched: AtomicUsize::new(0) }
     }
@@ -59,42 +59,42 @@ impl Checkpoint {
         self.container.config()
     }
 
-    /// First and last tokens and options of sampling, as the container has them beside the configuration.
+    /// First and last tokens and sampling options, which the container has besides the configuration.
     ///
     /// # Errors
-    /// They are there and cannot be read.
+    /// Fails if they exist and cannot be read.
     pub fn generation_config(&self) -> Result<Option<Config>> {
         self.container.generation_config()
     }
 
-    /// Beginning of texts.
+    /// Tokens that are added before texts.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if it exists and cannot be read.
     pub fn tokenizer_config(&self) -> Result<Option<Config>> {
         self.container.tokenizer_config()
     }
 
-    /// Its chat templates, in the form that a bundle keeps them in, if it has any.
+    /// Its chat templates, in the form that a bundle has them in, if there are any.
     ///
     /// # Errors
-    /// They are there and cannot be read.
+    /// Fails if they exist and cannot be read.
     pub fn chat_templates(&self) -> Result<Option<Vec<u8>>> {
         chat::templates(self.container.chat_template()?, self.container.tokenizer_config()?.as_ref())
     }
 
-    /// Sampling parameters by its makers, in the form that a bundle keeps them in, if there are any.
+    /// Sampling options of its authors, in the form that a bundle has them in, if there are any.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if they exist and cannot be read.
     pub fn sampling(&self) -> Result<Option<Vec<u8>>> {
         Ok(sampling::sampling(self.container.generation_config()?.as_ref()))
     }
 
-    /// The text of its tokenizer, if it has one that fits the model.
+    /// The text of its tokenizer, if there is one for this model.
     ///
     /// # Errors
-    /// One that is no tokenizer, or that of another model.
+    /// Fails if it is invalid or of another model.
     pub fn tokenizer(&self, spec: &ModelSpec) -> Result<Option<&[u8]>> {
         let read = if let Some(read) = self.tokenizer.get() {
             read
@@ -106,10 +106,10 @@ impl Checkpoint {
         Ok(read.as_deref())
     }
 
-    /// What a run of the model cannot do, since the checkpoint lacks files for it; a sentence each.
+    /// Sentences about features that a run of the model lacks, since the checkpoint lacks files for them.
     ///
     /// # Errors
-    /// Those files are there and cannot be read.
+    /// Fails if those files exist and cannot be read.
     pub fn limits(&self, spec: &ModelSpec) -> Result<Vec<String>> {
         if self.tokenizer(spec)?.is_none() {
             let text = "the checkpoint has no tokenizer (`tokenizer.json`): `run` takes token ids (`--ids`) and no text; \
@@ -124,7 +124,7 @@ impl Checkpoint {
         Ok(Vec::new())
     }
 
-    /// SHA-256 over the names, types and shapes of the tensors and their places in the files.
+    /// SHA-256 over the names, types and shapes of the tensors and their positions in the files.
     pub fn fingerprint(&self) -> String {
         use std::fmt::Write as _;
         let mut text = String::new();
@@ -144,28 +144,29 @@ impl Checkpoint {
         self.container.tensors().get(tensor)
     }
 
-    /// Every tensor, by file and then in the order of its data.
+    /// Every tensor, in the order of files and of data.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.container.tensors().iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// The file that holds a tensor; the one that would name it for one that is not there.
+    /// The file that holds a tensor; for a missing tensor, the file that would name it.
     pub fn file_of(&self, tensor: &str) -> &str {
         let file = self.get(tensor).and_then(|t| self.files().get(t.file));
         file.map_or_else(|| self.container.index(), |file| &file.name)
     }
 
-    /// The order in which a tensor's rows or columns are those of Hugging Face, where they are stored in another.
+    /// The order that restores a tensor's rows or columns to those of Hugging Face, if they are stored in
+    /// another.
     pub(super) fn order(&self, tensor: &str) -> Option<(Axis, Vec<u32>)> {
         self.container.order(tensor)
     }
 
-    /// The function that a tensor's numbers went through before they were stored.
+    /// The function that was applied to a tensor's numbers before they were stored.
     pub(super) fn mapped(&self, tensor: &str) -> Option<Elementwise> {
         self.container.mapped(tensor)
     }
 
-    /// Where there are no tensors, what records which ones are requested.
+    /// The recorder of requested tensors, for a checkpoint without tensors.
     pub(super) fn requested(&self) -> Option<&containers::requested::Requested> {
         self.container.requested()
     }
@@ -175,7 +176,7 @@ impl Checkpoint {
         self.container.bytes(self.get(tensor)?)
     }
 
-    /// The format of weights that holds the numbers of a leaf as they are stored, if there is one.
+    /// The format of weights that holds the numbers of a leaf exactly as they are stored, if there is one.
     pub fn format(&self, leaf: &Leaf) -> Option<Format> {
         match &leaf.encoding {
             Encoding::Coded(coded) => quantised::of(&coded.layout)?.format(coded, &leaf.shape),
@@ -186,7 +187,7 @@ impl Checkpoint {
         }
     }
 
-    /// Storage of a leaf's numbers, for people.
+    /// Storage type of a leaf's numbers, for people.
     pub fn stored_as(&self, leaf: &Leaf) -> String {
         match &leaf.encoding {
             Encoding::Coded(coded) => quantised::describe(coded),
@@ -194,7 +195,7 @@ impl Checkpoint {
         }
     }
 
-    /// Encodings of its types.
+    /// Encodings of the container's types.
     pub(super) fn encodings(&self) -> &'static [&'static encodings::Encoding] {
         self.container.encodings()
     }
@@ -205,7 +206,7 @@ impl Checkpoint {
         Ok((t, self.container.bytes(t).ok_or_else(|| self.missing(tensor))?))
     }
 
-    /// A tensor that must be there.
+    /// Returns a required tensor.
     pub(super) fn tensor(&self, tensor: &str) -> Result<&Tensor> {
         self.get(tensor).ok_or_else(|| self.missing(tensor))
     }
@@ -215,7 +216,7 @@ impl Checkpoint {
             .hint("the download may be incomplete, or `config.json` may be that of another model")
     }
 
-    /// The error for a tensor of a type that no row of the table decodes.
+    /// The error for a tensor of a type that no encoding decodes.
     pub(super) fn unsupported(&self, tensor: &str, t: &Tensor) -> Error {
         let file = self.file_of(tensor);
         let titles: Vec<&str> = self.encodings().iter().map(|row| row.title).collect();
@@ -226,24 +227,25 @@ impl Checkpoint {
         .hint(format!("a tensor may be {}", titles.join(", ")))
     }
 
-    /// Counts bytes about to be read; past [`RESIDENT`] all are let go, so that memory does not grow with the model.
+    /// Counts bytes about to be read. Above [`RESIDENT`] all bytes are released, so that memory does not grow
+    /// with the model.
     pub(super) fn touch(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > RESIDENT {
             self.release();
         }
     }
 
-    /// Whether numbers that are not finite are taken.
+    /// Whether infinities and NaNs are accepted.
     pub(super) fn allows_nonfinite(&self) -> bool {
         self.options.allow_nonfinite
     }
 
-    /// Has the operating system fetch bytes of a tensor that will be read soon.
+    /// Makes the operating system prefetch bytes of a tensor that will be read soon.
     pub(super) fn will_read(&self, t: &Tensor, bytes: Range<usize>) {
         self.container.will_read(t, bytes);
     }
 
-    /// Lets go of what is in memory: what is read of it again comes from the files.
+    /// Releases the memory of the files; later reads load from the files again.
     pub fn release(&self) {
         self.touched.store(0, Ordering::Relaxed);
         self.container.release();

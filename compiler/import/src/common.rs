@@ -1,4 +1,4 @@
-//! Common parts of most families: sizes, llama-like attention, gated networks, embedding and head.
+//! Common parts of most families: sizes, llama-like attention, gated networks, embedding table and head.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::checkpoint::Checkpoint;
@@ -10,7 +10,7 @@ use super::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
 use moec_ir::{Activation, Elementwise, Glu, WeightExpr};
 
-/// Config keys under which families give the number of routed experts.
+/// Config keys for the number of routed experts.
 pub const EXPERTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
 
 /// A checkpoint being read, with the sizes that every family has.
@@ -21,7 +21,7 @@ pub struct Base<'a> {
     pub tensors: Tensors<'a>,
     /// Channels of the residual stream.
     pub hidden: Dim,
-    /// Channels of the rows that routed experts read, where those are projected first.
+    /// Channels of the rows that routed experts read, if those are projected first.
     pub latent: Option<Dim>,
     /// Number of layers.
     pub layers: usize,
@@ -31,15 +31,15 @@ pub struct Base<'a> {
     pub kv_heads: Size,
     /// Added to the variance in norms.
     pub eps: f32,
-    /// Function that joins gate and up of networks.
+    /// Function that combines gate and up of networks.
     pub glu: Glu,
-    /// Whether the embedding table is the head where the config is silent.
+    /// Default of tied embeddings: whether the embedding table is the head.
     pub tied: bool,
-    /// Whether norms store what their weights differ from 1.
+    /// Whether norms store their weights minus 1.
     pub zero_centred: bool,
     /// Factors of rows.
     pub multipliers: Multipliers,
-    /// Bound that no logit reaches.
+    /// Bound of the magnitude of logits.
     pub logit_cap: Option<f32>,
     /// Prefix of the names of all tensors but the head's.
     root: &'static str,
@@ -50,16 +50,16 @@ impl<'a> Base<'a> {
     /// Reads the sizes.
     ///
     /// # Errors
-    /// Keys that are missing or wrong, activations and quantisations that are not supported.
+    /// Fails if keys are missing or wrong, or activations or quantisations are not supported.
     pub fn read(config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let glu = Glu::Gated(activation(config)?);
         Self::joined_by(glu, config, checkpoint)
     }
 
-    /// Reads the sizes; gate and up join as the family says, whatever `hidden_act` is.
+    /// Reads the sizes. The family says how gate and up are combined, so `hidden_act` is ignored.
     ///
     /// # Errors
-    /// Keys that are missing or wrong, and quantisations that are not supported.
+    /// Fails if keys are missing or wrong, or quantisations are not supported.
     pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let heads = config.size(&["num_attention_heads"])?;
         let kv_heads = config.opt_size(&["num_key_value_heads", "num_attention_groups"])?.unwrap_or(heads);
@@ -99,10 +99,10 @@ impl<'a> Base<'a> {
         format!("{}.layers.{layer}", self.root)
     }
 
-    /// Channels of a head: `head_dim`, or what the query projection has of them.
+    /// Channels of a head: `head_dim`, or as many as the query projection has.
     ///
     /// # Errors
-    /// The query projection does not divide into heads.
+    /// Fails if the query projection does not divide into heads.
     pub fn head_dim(&self) -> Result<Dim> {
         if let Some(size) = self.config.opt_size(&["head_dim"])? {
             return Ok(size.into());
@@ -127,15 +127,15 @@ impl<'a> Base<'a> {
     /// A model of llama-like layers without experts; `bias` says whether its networks have biases.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn dense_model(self, family: &Family, attention: GqaOptions, bias: bool) -> Result<ModelSpec> {
         self.pre_norm_model(family, PRE_NORMS, |b, l| Ok([b.gqa(l, attention)?.into(), b.dense(l, bias)?]))
     }
 
-    /// A block of one mixer with a norm on either side.
+    /// A block of one mixer with a norm before and after it.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn sandwich(&self, layer: usize, [before, behind]: [&str; 2], mixer: Mixer) -> Result<Block> {
         let at = self.layer(layer);
         let norm = Some(self.rms_norm(&format!("{at}.{before}"))?);
@@ -143,10 +143,10 @@ impl<'a> Base<'a> {
         Ok(Block { norm, mixers: vec![mixer], post_norm })
     }
 
-    /// Layers of the first of two kinds, by `layer_types`.
+    /// Whether each layer is of the first of two kinds, by `layer_types`.
     ///
     /// # Errors
-    /// Another kind, and a list that is missing or too short.
+    /// Fails for another kind, and if the list is missing or too short.
     pub fn kinds(&self, kinds: [&'static str; 2]) -> Result<impl Fn(usize) -> bool + use<>> {
         let c = self.config;
         let types = c.opt_texts("layer_types")?.unwrap_or_default();
@@ -164,10 +164,11 @@ impl<'a> Base<'a> {
         Ok(move |layer: usize| types.get(layer).is_some_and(|t| t == kinds[0]))
     }
 
-    /// The sliding window of each layer: by `layer_types`, or of all but every n-th, as one of several keys says.
+    /// The sliding window of each layer: by `layer_types`, or for all but every n-th layer, where several
+    /// keys may give n.
     ///
     /// # Errors
-    /// Keys of the wrong type, and kinds of layers that are not supported.
+    /// Fails if keys have the wrong type, or kinds of layers are not supported.
     pub fn windows(&self) -> Result<impl Fn(usize) -> Option<usize> + use<>> {
         const KINDS: [&str; 2] = ["sliding_attention", "full_attention"];
         let c = self.config;
@@ -188,11 +189,11 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// Dense layers: by `mlp_layer_types`, or the first few, and those that `moe_layer_freq` leaves out. Where the config
-    /// is silent, the first `first`.
+    /// Whether each layer is dense: by `mlp_layer_types`, or the first few and those that `moe_layer_freq`
+    /// leaves out. `first` is the default number of dense layers at the start.
     ///
     /// # Errors
-    /// Keys of the wrong type, and kinds that are not supported.
+    /// Fails if keys have the wrong type, or kinds are not supported.
     pub fn dense_layers(&self, first: usize) -> Result<impl Fn(usize) -> bool + use<>> {
         const KINDS: [&str; 2] = ["dense", "sparse"];
         let c = self.config;
@@ -217,7 +218,7 @@ impl<'a> Base<'a> {
     /// A root-mean-square norm over the residual stream.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn rms_norm(&self, name: &str) -> Result<Norm> {
         Ok(Norm::Rms { eps: self.eps, weight: self.norm_weight(&format!("{name}.weight"), &self.hidden)? })
     }
@@ -225,7 +226,7 @@ impl<'a> Base<'a> {
     /// The norm before the head.
     ///
     /// # Errors
-    /// As [`Self::rms_norm`].
+    /// Those of [`Self::rms_norm`].
     pub fn final_norm(&self) -> Result<Norm> {
         self.rms_norm(&self.final_name())
     }
@@ -240,7 +241,7 @@ impl<'a> Base<'a> {
     /// A model of layers with a norm before each of two blocks, a mixer of tokens and one of channels.
     ///
     /// # Errors
-    /// Tensors that do not fit the config, and those of `blocks`.
+    /// Fails if tensors do not fit the config; errors of `blocks` are returned.
     pub fn pre_norm_model(
         self,
         family: &Family,
@@ -256,10 +257,10 @@ impl<'a> Base<'a> {
         self.finish(family, layers, norm, false)
     }
 
-    /// The weight of a norm, as it multiplies.
+    /// The weight of a norm, as a factor.
     ///
     /// # Errors
-    /// As [`Self::rms_norm`].
+    /// Those of [`Self::rms_norm`].
     pub fn norm_weight(&self, name: &str, width: &Dim) -> Result<WeightExpr> {
         if self.zero_centred {
             self.tensors.take_mapped(name, &[width], Elementwise::PlusOne)
@@ -276,10 +277,10 @@ impl<'a> Base<'a> {
         (0..self.layers).map(read).collect()
     }
 
-    /// Reads what is outside of the layers and puts the model together.
+    /// Reads the parts outside the layers, and puts the model together.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn finish(
         self,
         family: &Family,
@@ -325,7 +326,7 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// First and last tokens: those of `generation_config.json`, and of the config where it is silent.
+    /// First and last tokens: those of `generation_config.json`, with defaults from the config.
     fn special_tokens(&self) -> Result<(Option<u32>, Vec<u32>)> {
         let generation = self.tensors.checkpoint().generation_config()?;
         let ids = |key| match generation.as_ref().map(|g| g.opt_ids(key)).transpose()?.flatten() {
@@ -336,8 +337,8 @@ impl<'a> Base<'a> {
         Ok((bos, ids("eos_token_id")?.unwrap_or_default()))
     }
 
-    /// A warning about predictors of neurons. The code of TurboSparse-Mistral leaves out what they say is 0; here all is
-    /// computed, so that the result is that of the network without mistakes of its predictor.
+    /// A warning about predictors of neurons. The code of TurboSparse-Mistral skips neurons that its
+    /// predictor says are 0. Here all neurons are computed, so the result has no mistakes of a predictor.
     fn predictors(&self) -> Option<String> {
         let rest = self.tensors.rest();
         let mut found = rest.into_iter().filter(|name| name.contains(PREDICTOR));
@@ -348,7 +349,7 @@ impl<'a> Base<'a> {
         ))
     }
 
-    /// A warning about scales by which others round what is multiplied by weights, or kept of it.
+    /// A warning about scales that other engines use to round activations or the KV cache.
     fn activations(&self) -> Option<String> {
         let rest = self.tensors.rest();
         let mut found = rest.into_iter().filter(|name| is_of_activations(name));
@@ -359,7 +360,7 @@ impl<'a> Base<'a> {
         ))
     }
 
-    /// A warning about the part of a model that sees.
+    /// A warning about the vision part of a model.
     fn vision(&self) -> Option<String> {
         let rest = self.tensors.rest();
         match rest.iter().filter(|name| sees(name)).count() {
@@ -370,10 +371,10 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A warning about tensors that nothing reads.
+    /// A warning about tensors that are not used.
     fn unused(&self) -> Option<String> {
         let known = |name: &str| {
-            // Layers past the last predict several tokens at once; frequencies are computed.
+            // Layers past the last one are for multi-token prediction; RoPE frequencies are computed.
             let layers = name.strip_prefix(self.root).and_then(|rest| rest.strip_prefix(".layers."));
             let layer = layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
@@ -408,16 +409,16 @@ fn is_of_activations(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, last)| NAMES.contains(&last))
 }
 
-/// Prefixes of the names of tensors, of models of text and of models of more than text.
+/// Prefixes of tensor names, in text-only and in multimodal models.
 const ROOTS: [&str; 4] = ["model", "model.language_model", "language_model.model", "backbone"];
 
-/// Names of the head, of models of text and of models of more than text.
+/// Names of the head, in text-only and in multimodal models.
 const HEADS: [&str; 2] = ["lm_head.weight", "language_model.lm_head.weight"];
 
-/// Prefix of the names of tensors that predict several tokens at once.
+/// Prefix of the names of tensors for multi-token prediction.
 const AHEAD: &str = "mtp.";
 
-/// Whether a tensor is of the part of a model that sees.
+/// Whether a tensor belongs to the vision part of a model.
 fn sees(name: &str) -> bool {
     const PARTS: [&str; 5] =
         ["visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit_large_projector."];
@@ -437,7 +438,7 @@ fn embeddings(checkpoint: &Checkpoint, root: &str) -> Option<String> {
     named.into_iter().find(|name| checkpoint.get(name).is_some())
 }
 
-/// Number that norms add to the variance.
+/// Epsilon of norms, which is added to the variance.
 fn eps(config: &Config) -> Result<f32> {
     const KEYS: [&str; 5] =
         ["rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon"];
@@ -445,16 +446,16 @@ fn eps(config: &Config) -> Result<f32> {
     Ok(config.positive(key)? as f32)
 }
 
-/// Key of a list of what each layer is, which also says how many there are.
+/// Key of a list with the kind of each layer, whose length is the number of layers.
 pub const LAYERS: &str = "layers_block_type";
 
-/// Norms of a layer before its two blocks, as most families call them.
+/// Norms of a layer before its two blocks, by their names in most families.
 pub const PRE_NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
-/// Part of the names of tensors that say which neurons of a network a token needs (TurboSparse, PowerInfer).
+/// Part of the names of tensors that predict active neurons (TurboSparse, PowerInfer).
 const PREDICTOR: &str = ".predictor.";
 
-/// A warning about last tokens that no text can have.
+/// A warning about last tokens that are not in the vocabulary.
 fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
     let outside = eos.iter().find(|&&id| id as usize >= vocab)?;
     Some(format!(
@@ -462,13 +463,13 @@ fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
     ))
 }
 
-/// Parameters of experts that a token does not take.
+/// Parameters of experts that are not used for a given token.
 fn idle(moe: &Moe) -> u64 {
     let size = |w: &WeightExpr| {
         w.leaves().map(|l| l.shape.iter().map(|&d| d as u64).product()).max().unwrap_or(0_u64)
     };
     let parts = |w: &WeightExpr| match w {
-        // One tensor for each expert and part, against one for all that appears once for each part.
+        // Separate experts have one tensor for each expert and part; fused ones have one for each part.
         WeightExpr::Stack(_) => w.leaves().map(|l| l.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
         _ => size(w),
     };
@@ -479,20 +480,20 @@ fn idle(moe: &Moe) -> u64 {
     all / n.max(1) * n.saturating_sub(moe.router.k as u64)
 }
 
-/// Refuses a `hidden_act` that is not among `known`; where it is absent, the first of them is meant. Gives its name.
+/// Refuses a `hidden_act` that is not among `known`; the first of these is the default. Returns its name.
 ///
 /// # Errors
-/// Another name, and an invalid value.
+/// Fails for another name or an invalid value.
 pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str> {
     const KEY: &str = "hidden_act";
     let Some(name) = config.opt_text(KEY)? else { return Ok(known.first().copied().unwrap_or_default()) };
     known.iter().find(|k| **k == name).copied().ok_or_else(|| config.unsupported(KEY, name, known))
 }
 
-/// Refuses a key that names another activation than SiLU.
+/// Refuses a key with an activation other than SiLU.
 ///
 /// # Errors
-/// Another name, and an invalid value.
+/// Fails for another name or an invalid value.
 pub fn only_silu(config: &Config, key: &str) -> Result<()> {
     match config.opt_text(key)? {
         Some(other) if !["silu", "swish"].contains(&other) => {
@@ -507,10 +508,10 @@ fn activation(config: &Config) -> Result<Activation> {
     activation_of(config, "hidden_act", "silu")
 }
 
-/// The activation that a key names; where it is absent, `usual`.
+/// The activation that a key names; `usual` is the default.
 ///
 /// # Errors
-/// Another one, by name.
+/// Fails for an unknown name, with the names that are known.
 pub fn activation_of(config: &Config, key: &str, usual: &str) -> Result<Activation> {
     const KNOWN: [(&str, Activation); 8] = [
         ("silu", Activation::Silu),

@@ -4,21 +4,21 @@ use moec_base::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// Largest extent, count or position that a config may give; products of two stay far from overflow.
+/// Largest extent, count or position in a config; products of two are far from overflow.
 const MAX_SIZE: usize = 1 << 28;
 const DAMAGED: &str = "the file may be that of another model, or damaged; download it again";
 
-/// A `config.json`, or an object inside of one. A key that is `null` counts as absent. Where a value has
-/// several spellings, the first key that is there wins.
+/// A `config.json`, or an object in it. A key with the value `null` counts as absent. If a value has several
+/// spellings, the first key that exists is used.
 #[derive(Clone, Debug)]
 pub struct Config {
     file: String,
-    /// Keys that lead to this object, each with a dot after it.
+    /// Path of keys to this object, with a dot after each.
     path: String,
     map: Map<String, Value>,
 }
 
-/// A whole number of the config, with the key that it came from.
+/// An integer of the config, with its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// The number.
@@ -31,7 +31,7 @@ impl Config {
     /// Parses the text of a file.
     ///
     /// # Errors
-    /// It is not a JSON object.
+    /// Fails if it is not a JSON object.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
         let parsed = serde_json::from_slice(text);
         match parsed.or_else(|e| serde_json::from_slice(&of_python(text)).map_err(|_| e)) {
@@ -41,17 +41,17 @@ impl Config {
         }
     }
 
-    /// The configuration that a file of another kind has, in the keys of `config.json`.
+    /// The configuration of another kind of file, with the keys of `config.json`.
     pub fn of(file: &str, map: Map<String, Value>) -> Self {
         Self { file: file.to_owned(), path: String::new(), map }
     }
 
-    /// Whether a key is there and not `null`.
+    /// Whether a key exists and is not `null`.
     pub fn has(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(|v| !v.is_null())
     }
 
-    /// The same with another value of a key.
+    /// A copy with another value for a key.
     pub fn with(mut self, key: &str, value: Value) -> Self {
         self.map.insert(key.to_owned(), value);
         self
@@ -61,7 +61,7 @@ impl Config {
         keys.iter().find_map(|&k| self.map.get(k).filter(|v| !v.is_null()).map(|v| (k, v)))
     }
 
-    /// Names a key with its file, for messages: `` `rope_scaling.factor` in `config.json` ``.
+    /// Name of a key with its file, for messages: `` `rope_scaling.factor` in `config.json` ``.
     pub fn name(&self, key: &str) -> String {
         format!("`{}{key}` in `{}`", self.path, self.file)
     }
@@ -84,16 +84,16 @@ impl Config {
         Error::input(format!("{} is {shown}, expected {expected}", self.name(key)))
     }
 
-    /// The error for a value that this version does not know, naming those that it does.
+    /// The error for a value that this version does not support; it lists the supported ones.
     pub fn unsupported(&self, key: &str, value: impl fmt::Debug, supported: &[&str]) -> Error {
         Error::limit(format!("{} is {value:?}, which is not supported", self.name(key)))
             .hint(format!("supported: {}", supported.join(", ")))
     }
 
-    /// A whole number of at least 1, if there.
+    /// Returns an integer of at least 1, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_size(&self, keys: &[&'static str]) -> Result<Option<Size>> {
         match self.opt_count(keys)? {
             Some(Size { n: 0, key }) => Err(self.wrong(key, &Value::from(0), "a whole number of at least 1")),
@@ -101,21 +101,21 @@ impl Config {
         }
     }
 
-    /// A whole number of at least 1.
+    /// Returns an integer of at least 1.
     ///
     /// # Errors
-    /// Anything else, and its absence.
+    /// Fails for any other value, or if the key is absent.
     pub fn size(&self, keys: &[&'static str]) -> Result<Size> {
         self.opt_size(keys)?.ok_or_else(|| self.missing(keys))
     }
 
-    /// A whole number, if there.
+    /// Returns an integer, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_count(&self, keys: &[&'static str]) -> Result<Option<Size>> {
         let Some((key, value)) = self.find(keys) else { return Ok(None) };
-        // Some give a number for each layer, all the same.
+        // Some configs have a list with the same number for each layer.
         let value = match value.as_array().map(Vec::as_slice) {
             Some([first, rest @ ..]) if rest.iter().all(|v| v == first) => first,
             _ => value,
@@ -129,10 +129,10 @@ impl Config {
         }
     }
 
-    /// A number, if there.
+    /// Returns a number, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_number(&self, key: &str) -> Result<Option<f64>> {
         let Some((key, value)) = self.find(&[key]) else { return Ok(None) };
         match value.as_f64() {
@@ -141,34 +141,34 @@ impl Config {
         }
     }
 
-    /// A number, or the default of the family.
+    /// Returns a number, or the family's default.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn number_or(&self, key: &str, default: f64) -> Result<f64> {
         Ok(self.opt_number(key)?.unwrap_or(default))
     }
 
-    /// A number.
+    /// Returns a number.
     ///
     /// # Errors
-    /// Anything else, and its absence.
+    /// Fails for any other value, or if the key is absent.
     pub fn number(&self, key: &str) -> Result<f64> {
         self.opt_number(key)?.ok_or_else(|| self.missing(&[key]))
     }
 
-    /// A number above 0.
+    /// Returns a number above 0.
     ///
     /// # Errors
-    /// Anything else, and its absence.
+    /// Fails for any other value, or if the key is absent.
     pub fn positive(&self, key: &str) -> Result<f64> {
         if self.has(key) { self.positive_or(key, 1.0) } else { Err(self.missing(&[key])) }
     }
 
-    /// A number above 0, or the default of the family.
+    /// Returns a number above 0, or the family's default.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn positive_or(&self, key: &str, default: f64) -> Result<f64> {
         match self.find(&[key]) {
             None => Ok(default),
@@ -179,10 +179,10 @@ impl Config {
         }
     }
 
-    /// True or false, or the default of the family.
+    /// Returns a Boolean, or the family's default.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.find(&[key]) {
             None => Ok(default),
@@ -191,10 +191,10 @@ impl Config {
         }
     }
 
-    /// A string, if there, with its key.
+    /// Returns a string with its key, if a key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_keyed_text<'k>(&self, keys: &[&'k str]) -> Result<Option<(&'k str, &str)>> {
         match self.find(keys) {
             None => Ok(None),
@@ -203,44 +203,44 @@ impl Config {
         }
     }
 
-    /// A string, if there.
+    /// Returns a string, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_text(&self, key: &str) -> Result<Option<&str>> {
         Ok(self.opt_keyed_text(&[key])?.map(|(_, s)| s))
     }
 
-    /// The value of a key as it is, if there.
+    /// Returns the JSON value of a key, if the key exists.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.find(&[key]).map(|(_, value)| value)
     }
 
-    /// The error for a value of another kind than `expected`.
+    /// The error for a value that does not have the `expected` type.
     pub fn unfit(&self, key: &str, expected: &str) -> Error {
         self.wrong(key, self.value(key).unwrap_or(&Value::Null), expected)
     }
 
-    /// A list of numbers, if there.
+    /// Returns a list of numbers, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         self.list(key, "a list of numbers", |v| v.as_f64().filter(|x| x.is_finite()))
     }
 
-    /// A list of strings, if there.
+    /// Returns a list of strings, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_texts(&self, key: &str) -> Result<Option<Vec<String>>> {
         self.list(key, "a list of strings", |v| v.as_str().map(str::to_owned))
     }
 
-    /// A list of whole numbers, if there; a single one counts as a list.
+    /// Returns a list of integers, if the key exists; a single integer is a list of one.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_ids(&self, key: &str) -> Result<Option<Vec<u32>>> {
         let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
         match self.find(&[key]).and_then(|(_, v)| id(v)) {
@@ -249,10 +249,10 @@ impl Config {
         }
     }
 
-    /// A switch for each of `layers` layers, each 0 or 1, if there.
+    /// Returns a switch for each of `layers` layers, each 0 or 1, if the key exists.
     ///
     /// # Errors
-    /// Anything else, and a list of another length.
+    /// Fails for any other value, or if the list has another length.
     pub fn opt_layout(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>> {
         let switch = |v: &Value| match v.as_u64() {
             Some(n @ 0..=1) => Some(n == 1),
@@ -278,10 +278,10 @@ impl Config {
         items.map(Some).ok_or_else(|| self.wrong(key, value, expected))
     }
 
-    /// An object inside of this one, if there.
+    /// Returns an object in this one, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub fn opt_section(&self, key: &str) -> Result<Option<Self>> {
         match self.find(&[key]) {
             None => Ok(None),
@@ -298,18 +298,18 @@ impl Config {
         self.map.keys().map(String::as_str)
     }
 
-    /// A key whose value is an object, if any.
+    /// Returns a key whose value is an object, if there is one.
     pub fn nested(&self) -> Option<&str> {
         self.map.iter().find(|(_, v)| v.is_object()).map(|(k, _)| k.as_str())
     }
 
-    /// Whether there are no keys.
+    /// Whether the object has no keys.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 }
 
-/// A text with `null` in place of the numbers that Python's `json` writes and JSON has not: infinities and NaN.
+/// Replaces infinities and NaN, which Python's `json` writes but JSON does not have, with `null`.
 fn of_python(text: &[u8]) -> Vec<u8> {
     const NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
     let (mut out, mut rest, mut quoted) = (Vec::with_capacity(text.len()), text, false);

@@ -1,7 +1,7 @@
 //! Import: from a checkpoint to a [`ModelSpec`].
 //!
-//! The only place that knows Hugging Face and its containers. Model files are not trusted: whatever they say is checked
-//! before it is used, and nothing outside of the checkpoint's folder is read.
+//! Only this crate knows Hugging Face and its containers. Model files are not trusted: all data in them is
+//! checked before use, and no file outside the checkpoint's folder is read.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod chat;
@@ -31,10 +31,10 @@ pub use spec::ModelSpec;
 use moec_base::error::Result;
 use std::path::Path;
 
-/// Opens the checkpoint at a path and reads what it computes.
+/// Opens the checkpoint at a path and reads its specification.
 ///
 /// # Errors
-/// Files that are missing or wrong, and those of [`read`].
+/// Fails if files are missing or wrong; errors of [`read`] are returned.
 pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSpec)> {
     let container = containers::open(path, |config| families::of(config).map(|_| ()))?;
     let checkpoint = Checkpoint::of(container, options);
@@ -42,11 +42,12 @@ pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSp
     Ok((checkpoint, spec))
 }
 
-/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `there`: ends of names of those whose presence
-/// chooses among spellings, and which are there (`experts.gate_up_proj`: experts are stacked).
+/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `there` is the suffixes of
+/// optional tensors that exist, since families choose between spellings by them (`experts.gate_up_proj`:
+/// experts are stacked).
 ///
 /// # Errors
-/// As [`read`], but for tensors.
+/// Those of [`read`] that do not need tensors.
 pub fn tensors_of(
     config: serde_json::Map<String, serde_json::Value>,
     there: &'static [&'static str],
@@ -57,10 +58,11 @@ pub fn tensors_of(
     Ok(checkpoint.requested().map_or_else(Vec::new, containers::requested::Requested::all))
 }
 
-/// Reads what a checkpoint computes.
+/// Reads the specification of a checkpoint.
 ///
 /// # Errors
-/// Tensors that do not fit the config, and whatever this version does not support, by name.
+/// Fails if tensors do not fit the config, or if this version does not support something, which the message
+/// names.
 pub fn read(checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let config = checkpoint.config();
     (families::of(config)?.read)(config, checkpoint)

@@ -1,7 +1,7 @@
-//! Lowering: from what a checkpoint computes to Graphs, one for each entry point.
+//! Lowering: from the specification of a checkpoint to Graphs, one for each entry point.
 //!
-//! The form is naive: one operator for each step of the equations. What can be computed better is found
-//! by later passes, whatever family it came from.
+//! The Graphs are naive: one operator for each step of the equations. Later passes optimise them, independent
+//! of the model's family.
 #![expect(clippy::cast_possible_truncation, reason = "shapes are found to fit before they are used")]
 
 use crate::mixers::Mixer;
@@ -28,10 +28,10 @@ pub struct Shapes {
     pub decode_batch: Vec<usize>,
     /// Sequences that the KV cache holds.
     pub slots: usize,
-    /// Rows that the rings of layers with a sliding window are multiples of; `None`: these keep all positions, as where a static
-    /// graph of attention has a cache of its own.
+    /// Block size of the ring caches of layers with a sliding window. `None`: these layers keep all
+    /// positions, as required if a static graph of attention has a cache of its own.
     pub rings: Option<usize>,
-    /// Experts per token of the little entry points, one beside each of decode; `None`: there are none.
+    /// Experts per token of the little entry points, one for each of decode; `None` if there are none.
     pub little: Option<usize>,
 }
 
@@ -44,8 +44,9 @@ impl Shapes {
         std::iter::once(prefill).chain(decode).chain(little.filter(|_| self.little.is_some()))
     }
 
-    /// Rows of the states of an attention that sees so many positions, and their kind: a ring where that is shorter than the
-    /// context. The rows of a call are all written before the first of them looks back, and kernels write whole blocks.
+    /// Rows and kind of the states of an attention with a window of `window` positions. The state is a ring
+    /// if that is shorter than the context. All rows of a call are written before the first one is read back,
+    /// and kernels write whole blocks.
     pub fn kept(&self, window: Option<usize>) -> (usize, StateKind) {
         let ring = window.zip(self.rings).and_then(|(window, block)| {
             let most = self.entries().map(|(kind, _)| kind.rows()).max().unwrap_or(1);
@@ -56,10 +57,11 @@ impl Shapes {
         ring.unwrap_or((self.max_context, StateKind::Cache))
     }
 
-    /// The router of an entry point. That of a little one takes the first of the experts that the model would take, and
-    /// weighs them by the family's own rule as if the model had been configured with so few experts per token (MoBiLE,
-    /// §III-A: "activating fewer than the default number"): weights that the family divides by their sum are divided by
-    /// the sum of those few, others stay what they are. Groups, biases and factors are the family's.
+    /// Router of an entry point. A little entry point uses the first of the experts that the model would use.
+    /// It weighs them by the family's rule, as if the model had been configured with so few experts per token
+    /// (MoBiLE, §III-A: "activating fewer than the default number"). Weights that the family divides by their
+    /// sum are divided by the sum of those few; others are unchanged. Groups, biases and factors are the
+    /// family's.
     pub(crate) fn router(&self, router: &RouterDesc, kind: EntryKind) -> RouterDesc {
         let few = self.little.filter(|_| matches!(kind, EntryKind::Little(_)));
         RouterDesc { k: few.map_or(router.k, |few| few.min(router.k)), ..router.clone() }
@@ -69,7 +71,7 @@ impl Shapes {
 /// Lowers a model to a module of one graph per entry point. Weights are f32 until a later pass chooses.
 ///
 /// # Errors
-/// Shapes out of range. A specification whose parts do not fit each other is a bug of the import.
+/// Fails if shapes are out of range. Inconsistent parts of a specification are bugs of the import.
 pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
     let sizes = [shapes.max_context, shapes.prefill_chunk, shapes.prefill_out_rows, shapes.slots];
     if sizes.iter().chain(&shapes.decode_batch).any(|&n| n == 0 || n > i32::MAX as usize) {
@@ -108,13 +110,13 @@ pub struct Rows {
     pub normed: ValueId,
     /// The residual stream before that norm.
     pub block: ValueId,
-    /// The residual stream as the layer got it.
+    /// The residual stream before the layer.
     pub layer: ValueId,
-    /// Operand of the last block of the layer before, but of the first layer.
+    /// Operand of the last block of the previous layer; `None` in the first layer.
     pub before: Option<ValueId>,
 }
 
-/// One entry point of a model on its way to a Graph.
+/// Graph of one entry point under construction.
 pub struct Lowering<'a, 'm> {
     spec: &'a ModelSpec,
     /// Sizes.
@@ -123,9 +125,9 @@ pub struct Lowering<'a, 'm> {
     pub kind: EntryKind,
     /// Its Graph so far.
     pub g: GraphBuilder<'m>,
-    /// Angles of each rotation, which layers share.
+    /// Angles of each rotation, shared by layers.
     angles: Vec<(&'a Rope, ValueId)>,
-    /// Operands of the last block of the layer before, and of the last block.
+    /// Operands of the last block of the previous layer, and of the latest block.
     read: [Option<ValueId>; 2],
 }
 
@@ -161,10 +163,10 @@ impl<'a> Lowering<'a, '_> {
         }
     }
 
-    /// Rows times a factor, where that is not 1.
+    /// Rows times a factor, unless it is 1.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn scaled(&mut self, factor: f32, x: ValueId) -> LowerResult {
         if factor == 1.0 { Ok(x) } else { self.g.one(Op::Scale { factor }, &[x.into()]) }
     }
@@ -181,8 +183,9 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::ScaleCols, &[x.into(), scale.into()])
     }
 
-    /// A block of layer `i` on the stream `x`; `input` is the stream before the layer. The norm before it stands in the
-    /// scope of the first mixer, what joins the mixers and the stream in that of the last.
+    /// Adds a block of layer `i` on the stream `x`; `input` is the stream before the layer. The scope of the
+    /// first mixer contains the norm before the block. The scope of the last mixer contains the nodes that
+    /// add the results to the stream.
     fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> LowerResult {
         let empty = || TypeError::new(format!("layers.{i}"), "a block without mixers");
         let (first, rest) = block.mixers.split_first().ok_or_else(empty)?;
@@ -206,7 +209,7 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::Add, &[x.into(), sum.into()])
     }
 
-    /// A mixer of layer `i` on rows.
+    /// Adds a mixer of layer `i` on rows.
     fn mixer(&mut self, i: u32, mixer: &'a Mixer, rows: Rows) -> LowerResult {
         let mixer = mixer.of();
         self.g.scope(Scope::in_layer(i, mixer.part()));
@@ -216,7 +219,7 @@ impl<'a> Lowering<'a, '_> {
     /// A norm of rows.
     ///
     /// # Errors
-    /// Parts that do not fit each other, as of all that follow.
+    /// Fails if parts do not fit each other; so do all methods below.
     pub fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> LowerResult {
         match norm {
             Norm::Rms { eps, weight } => self.rms(name, *eps, 1, Some(weight), x),
@@ -231,7 +234,7 @@ impl<'a> Lowering<'a, '_> {
     /// A root mean square norm of `groups` groups of channels.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn rms(
         &mut self,
         name: &str,
@@ -250,7 +253,7 @@ impl<'a> Lowering<'a, '_> {
     /// A linear map.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn linear(&mut self, name: &str, class: WeightClass, p: &Projection, x: ValueId) -> LowerResult {
         let mut inputs = vec![x.into(), self.weight(name, class, &p.weight)?.into()];
         if let Some(bias) = &p.bias {
@@ -259,10 +262,10 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::Linear { bias: p.bias.is_some() }, &inputs)
     }
 
-    /// Angles of a rotation, computed once for the layers that share it.
+    /// Angles of a rotation, computed once for all layers that share it.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn rope(&mut self, rope: &'a Rope) -> LowerResult {
         if let Some((_, angles)) = self.angles.iter().find(|(r, _)| *r == rope) {
             return Ok(*angles);
@@ -274,7 +277,7 @@ impl<'a> Lowering<'a, '_> {
         let table = |inv_freq: &[f32]| WeightExpr::Const(inv_freq.to_vec());
         let short = self.weight(&format!("{name}.inv_freq"), WeightClass::Exact, &table(&rope.inv_freq))?;
         let mut inputs = vec![Graph::POS.into(), short.into()];
-        // A context that the short frequencies cover never switches.
+        // If the context never exceeds the limit of the short frequencies, there is no switch.
         let long = rope.long.as_ref().filter(|l| self.shapes.max_context > l.after);
         if let Some(long) = long {
             let name = format!("{name}.inv_freq_long");
@@ -286,10 +289,10 @@ impl<'a> Lowering<'a, '_> {
         Ok(angles)
     }
 
-    /// Stores keys or values, and returns the cache as it is then.
+    /// Stores keys or values, and returns the updated cache.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn cache(
         &mut self,
         name: &str,
@@ -312,7 +315,7 @@ impl<'a> Lowering<'a, '_> {
     /// A weight.
     ///
     /// # Errors
-    /// As [`Self::norm`].
+    /// Those of [`Self::norm`].
     pub fn weight(&mut self, name: &str, class: WeightClass, expr: &WeightExpr) -> LowerResult<WeightId> {
         let shape = expr.shape()?;
         let weight = Weight { name: name.to_owned(), shape, class, format: Format::F32, expr: expr.clone() };

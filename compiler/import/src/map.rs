@@ -1,4 +1,4 @@
-//! Read-only maps of checkpoint files. The only `unsafe` code of the compiler's import.
+//! Read-only maps of checkpoint files. This file has the only `unsafe` code of this crate.
 
 use moec_runtime::platform::mapped::MappedFile;
 use std::io;
@@ -13,26 +13,27 @@ impl Map {
     /// Maps a file; an empty file gives an empty map.
     pub fn open(path: &Path) -> io::Result<Self> {
         let map = MappedFile::open(path)?;
-        // What is read is counted by the piece. Huge pages would bring two megabytes around each. A refusal costs memory, not
-        // correctness.
+        // Reads are accounted for in small pieces, but huge pages would load two megabytes around each. If
+        // the call fails, that costs memory but is still correct.
         #[cfg(target_os = "linux")]
         drop(map.map().advise(memmap2::Advice::NoHugePage));
         Ok(Self(map))
     }
 
-    /// Notifies the system that these bytes will be read soon, so that it fetches them meanwhile. Bytes out of range are ignored.
+    /// Tells the operating system that these bytes will be read soon, so that it prefetches them. Bytes out
+    /// of range are ignored.
     pub fn will_read(&self, range: Range<usize>) {
         #[cfg(unix)]
         if range.start < range.end && range.end <= self.0.len() {
-            // A refusal costs time, not correctness.
+            // If the call fails, that costs time but is still correct.
             drop(self.0.map().advise_range(memmap2::Advice::WillNeed, range.start, range.end - range.start));
         }
         #[cfg(not(unix))]
         let _ = range;
     }
 
-    /// Notifies the system that these bytes are not needed any more, so that they leave memory. They can
-    /// still be read, and are then fetched from the file anew. Bytes out of range are ignored.
+    /// Tells the operating system that these bytes are not needed now, so that it frees their memory. Later
+    /// reads load them from the file again. Bytes out of range are ignored.
     pub fn release(&self, range: Range<usize>) {
         if range.start >= range.end || range.end > self.0.len() {
             return;
@@ -46,7 +47,7 @@ impl Map {
             let advised = unsafe {
                 self.0.map().unchecked_advise_range(DontNeed, range.start, range.end - range.start)
             };
-            // A refusal costs memory, not correctness.
+            // If the call fails, that costs memory but is still correct.
             drop(advised);
         }
     }

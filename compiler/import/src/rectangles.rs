@@ -1,4 +1,4 @@
-//! Rectangles of a checkpoint's tensors: decoded, as they are stored, or soon.
+//! Rectangles of a checkpoint's tensors: decoded, in stored form, or announced for later reads.
 
 use super::checkpoint::{Checkpoint, Tensor};
 use super::encodings::{self, Conversion, Encoding, squeezed};
@@ -7,20 +7,20 @@ use moec_base::error::{Error, Result};
 use moec_ir::{Encoding as Stored, Format, Leaf, Source};
 use std::ops::Range;
 
-/// A failure of the source, as the languages know it.
+/// A failure of the source, as an error of the IR.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Place of a rectangle in a leaf, as [`Source::read`] has it.
+/// Position of a rectangle in a leaf, in the form of [`Source::read`].
 #[derive(Clone, Debug)]
 struct Rect {
     matrix: usize,
     rows: Range<usize>,
     cols: Range<usize>,
-    /// Rows and columns of the whole.
+    /// Rows and columns of the whole leaf.
     extent: (usize, usize),
 }
 
-/// Bytes that are copied and then looked at: they are still in the first-level cache.
+/// Bytes that are copied and then checked while they are still in the first-level cache.
 const CHECKED: usize = 4096;
 
 impl Checkpoint {
@@ -47,7 +47,7 @@ impl Checkpoint {
         Ok(Rect { matrix, rows, cols, extent })
     }
 
-    /// The stored numbers of a plain leaf, found to be as many as it has.
+    /// The stored numbers of a plain leaf, after a check of their number.
     fn numbers(&self, leaf: &Leaf) -> Result<Numbers<'_>> {
         let (tensor, bytes) = self.data(&leaf.tensor)?;
         let encoding = encodings::of(self.encodings(), &tensor.dtype)
@@ -64,7 +64,7 @@ impl Checkpoint {
         }
     }
 
-    /// A bug of ours: a leaf that does not describe its tensor.
+    /// The error for a leaf that does not describe its tensor, which is a bug of moec.
     fn mismatch(&self, leaf: &Leaf, t: &Tensor) -> Error {
         Error::bug(format!(
             "weight {:?} ({:?}) does not fit tensor `{}`, {} {:?} in `{}`",
@@ -85,7 +85,7 @@ impl Checkpoint {
             return if whole { Ok(()) } else { Err(self.mismatch(leaf, self.tensor(&leaf.tensor)?)) };
         }
         let numbers = self.numbers(leaf)?;
-        // Whole rows: the pages of a strip of columns are those of its rows.
+        // Whole rows, since the pages of a strip of columns are those of its rows.
         self.touch(at.rows.len().saturating_mul(numbers.pitch));
         let first_row = at.matrix * at.extent.0 + at.rows.start;
         for (out, row) in out.chunks_exact_mut(at.cols.len()).zip(first_row..) {
@@ -97,7 +97,7 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// Copies a rectangle of numbers that are taken as they are stored; `false` where one is not finite.
+    /// Copies a rectangle of numbers in their stored form; returns `false` if one is not finite.
     fn copy(
         &self,
         leaf: &Leaf,
@@ -109,7 +109,7 @@ impl Checkpoint {
         let (size, pitch) = (numbers.encoding.bytes, numbers.pitch);
         let from = (at.matrix * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
         let mut all = numbers.bytes.get(from..).ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
-        // Rows of the whole width lie together.
+        // Rows of the whole width are contiguous.
         let row = if at.cols.len() == at.extent.1 { out.len() } else { at.cols.len() * size };
         for out in out.chunks_mut(row) {
             for out in out.chunks_mut(CHECKED) {
@@ -124,7 +124,7 @@ impl Checkpoint {
         Ok(true)
     }
 
-    /// Takes codes and scales of a rectangle; `false` where a number is not finite.
+    /// Copies codes and scales of a rectangle; returns `false` if a number is not finite.
     fn take(
         &self,
         leaf: &Leaf,
@@ -143,7 +143,7 @@ impl Checkpoint {
         Ok(true)
     }
 
-    /// The blocks of a row that a rectangle's columns lie in; rows of all matrices are counted.
+    /// The blocks of a row with a rectangle's columns; rows are counted over all matrices.
     fn blocks<'a>(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'a>, row: usize) -> Result<&'a [u8]> {
         let Encoding { block, bytes, .. } = *numbers.encoding;
         let blocks = at.cols.start / block..at.cols.end.div_ceil(block);
@@ -153,7 +153,7 @@ impl Checkpoint {
     }
 }
 
-/// The stored numbers of a leaf. All fit in memory, so no place in them overflows.
+/// The stored numbers of a leaf. All are in memory, so no offset overflows.
 struct Numbers<'a> {
     tensor: &'a Tensor,
     encoding: &'static Encoding,
@@ -245,7 +245,7 @@ mod tests {
     use moec_ir::{Axis, Encoding, WeightExpr};
     use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
-    /// Numbers of 2 × 3 × 5 with one in the last row that is not finite.
+    /// Numbers of shape 2 × 3 × 5; one in the last row is not finite.
     fn numbers(last: f32) -> Vec<f32> {
         (0..30).map(|i| if i == 27 { last } else { i as f32 / 4.0 - 3.0 }).collect()
     }
@@ -288,7 +288,7 @@ mod tests {
                     checkpoint.stored(&leaf, format, matrix, rows.clone(), cols.clone(), &mut out).unwrap();
                 assert_eq!(done, values.iter().all(|x| x.is_finite()), "{leaf:?} {matrix} {rows:?} {cols:?}");
                 assert!(!done || out == want, "{leaf:?} {matrix} {rows:?} {cols:?}");
-                // Through an expression, whatever it does to the order.
+                // The same through an expression, which may reorder the numbers.
                 let expr = WeightExpr::Transpose(Box::new(WeightExpr::Leaf(leaf.clone())));
                 let mut turned = vec![1; n * size];
                 let through =

@@ -1,7 +1,7 @@
 //! Rotary position embeddings: from the config to inverse frequencies.
 //!
-//! The arithmetic is that of transformers' `modeling_rope_utils.py`: tables in f32, the bounds of YaRN's
-//! ramp in f64. Powers are taken in f64 and rounded once, so that every host computes the same table.
+//! The arithmetic is that of transformers' `modeling_rope_utils.py`: tables in f32, the bounds of YaRN's ramp
+//! in f64. Powers are computed in f64 and rounded once, so that every host computes the same table.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::config::Config;
@@ -10,21 +10,21 @@ use moec_base::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::f64::consts::PI;
 
-/// Defaults of a family where the config is silent.
+/// Default rotation of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Share of a head's channels that are rotated.
+    /// Share of a head's channels that is rotated.
     pub partial: f64,
-    /// The kind of layer, where the rotation differs by it.
+    /// The kind of layer, if the rotation depends on it.
     pub layer: Option<&'static str>,
     /// Key of the base.
     pub key: &'static str,
 }
 
 impl Defaults {
-    /// Those of a layer with a sliding window, or of one that sees all.
+    /// Defaults for a layer with a sliding window, or for one with full attention.
     pub fn of_window(window: Option<usize>) -> Self {
         let layer = if window.is_some() { "sliding_attention" } else { "full_attention" };
         Self { layer: Some(layer), ..Self::default() }
@@ -39,15 +39,15 @@ impl Default for Defaults {
 
 const SUPPORTED: [&str; 7] = ["default", "linear", "yarn", "longrope", "llama3", "dynamic", "proportional"];
 
-/// The part of the config that describes the rotation, in either spelling.
+/// The part of the config for the rotation, in either spelling.
 struct Params {
     section: Config,
     kind: String,
     theta: f64,
     partial: f64,
-    /// Context before any extension.
+    /// Context length before any extension.
     original: f64,
-    /// Context after it.
+    /// Context length after it.
     max: f64,
 }
 
@@ -150,7 +150,7 @@ impl Params {
         };
         Ok(Rope {
             inv_freq: table("short_factor")?,
-            // Phi-3.5-MoE gives the attention factors apart.
+            // Phi-3.5-MoE has separate keys for the attention factors.
             scale: self.section.number_or("short_mscale", scale)? as f32,
             long: Some(LongRope {
                 after: self.original as usize,
@@ -160,8 +160,8 @@ impl Params {
         })
     }
 
-    /// Frequencies of a base that `alpha` stretches once and for all (Hunyuan); a base that grows with the sequence is not
-    /// supported.
+    /// Frequencies of a base that `alpha` increases by a constant factor (Hunyuan). A base that grows with
+    /// the sequence is not supported.
     fn dynamic(&self, dim: usize) -> Result<Rope> {
         let Some(alpha) = self.section.opt_number("alpha")?.filter(|alpha| *alpha > 0.0) else {
             let key = if self.section.has("rope_type") { "rope_type" } else { "type" };
@@ -174,7 +174,7 @@ impl Params {
         Ok(Rope { inv_freq: inv_freq.collect(), scale: 1.0, long: None })
     }
 
-    /// Pairs of the whole head, of which the first turn by `theta^(−2i / head)`, and the others not at all.
+    /// Pairs of the whole head. The first ones rotate by `theta^(−2i / head)`, the others do not rotate.
     fn proportional(&self, dim: usize, head: usize) -> Rope {
         let angle = |i: usize| (self.theta.powf(2.0 * i as f64 / head as f64) as f32).recip();
         let inv_freq = (0..head / 2).map(|i| if i < dim / 2 { angle(i) } else { 0.0 });
@@ -198,7 +198,7 @@ impl Params {
             if wavelength > longest {
                 f / factor
             } else if wavelength < shortest || low == high {
-                // Llama 4 has no frequencies between the two.
+                // Llama 4 has no smooth transition between the two.
                 f
             } else {
                 let smooth = (self.original as f32 / wavelength - low as f32) / (high - low) as f32;
@@ -217,7 +217,8 @@ fn mscale(factor: f64, m: f64) -> f64 {
 /// The rotation of heads of `head_dim` channels.
 ///
 /// # Errors
-/// Keys that are missing or out of range, and kinds of scaling that are not supported, by name.
+/// Fails if keys are missing or out of range, or if the kind of scaling is not supported, which the message
+/// names.
 pub fn read(config: &Config, head_dim: usize, defaults: Defaults) -> Result<Rope> {
     let p = Params::read(config, defaults)?;
     let dim = (head_dim as f64 * p.partial) as usize;
@@ -250,10 +251,11 @@ pub fn read(config: &Config, head_dim: usize, defaults: Defaults) -> Result<Rope
     }
 }
 
-/// Rotations that the config spells layer by layer, as those of the two kinds of layers. The scaling is that of layers that see all.
+/// Converts rotations per layer to those of the two kinds of layers. The scaling is that of layers with full
+/// attention.
 ///
 /// # Errors
-/// Values of the wrong kind, and layers of one kind that are not rotated alike.
+/// Fails if values have the wrong type, or if layers of one kind have different rotations.
 pub fn by_kind(config: Config) -> Result<Config> {
     const LISTS: [&str; 2] = ["rope_theta", "partial_rotary_factors"];
     if !LISTS.iter().any(|key| config.value(key).is_some_and(Value::is_array)) {
@@ -284,10 +286,10 @@ pub fn by_kind(config: Config) -> Result<Config> {
     Ok(plain.with("rope_parameters", Value::Object(kinds)))
 }
 
-/// The factor on the softmax scale that goes with a scaled rotation in DeepSeek's models: `mscale²`.
+/// The factor on the softmax scale for a scaled rotation in DeepSeek's models: `mscale²`.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub fn softmax_factor(config: &Config, defaults: Defaults) -> Result<f64> {
     let p = Params::read(config, defaults)?;
     let all = p.section.number_or("mscale_all_dim", 0.0)?;

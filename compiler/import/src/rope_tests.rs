@@ -1,4 +1,4 @@
-//! Tables against values worked out by hand from the published formulas.
+//! Tests of frequency tables against values computed by hand from the published formulas.
 
 use super::*;
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ fn partial() {
 
 #[test]
 fn yarn_ramp() {
-    // dim 8, context 4096: the channel that turns n times is 8 ln(4096 / 2πn) / (2 ln 10000).
+    // dim 8, context 4096: the channel that rotates n times is 8 ln(4096 / 2πn) / (2 ln 10000).
     // n = 32: 1.3097 → 1; n = 1: 2.8147 → 3. Pairs 0 and 1 are kept, 2 is half way, 3 is interpolated.
     let yarn = json!({"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096});
     let rope = check(yarn, 8, &[1.0, 0.1, 0.01 * (0.5 + 0.5 / 40.0), 0.001 / 40.0]);
@@ -70,7 +70,7 @@ fn yarn_without_truncation() {
 
 #[test]
 fn yarn_of_deepseek() {
-    // Equal mscale and mscale_all_dim cancel on cosine and sine, and act on the softmax scale instead.
+    // Equal mscale and mscale_all_dim cancel in cosine and sine; they change the softmax scale instead.
     let yarn = json!({
         "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
         "mscale": 0.707, "mscale_all_dim": 0.707,

@@ -1,13 +1,14 @@
-//! Sampling parameters by the makers of a checkpoint, as a bundle keeps them.
+//! Sampling options by the authors of a checkpoint, in the form that a bundle has them in.
 
 use super::Config;
 use serde_json::{Map, Value};
 
-/// Keys of `generation_config.json` that say it.
+/// Keys of sampling options in `generation_config.json`.
 const KEYS: [&str; 7] =
     ["do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"];
 
-/// Contents of `artifacts/sampling.json`: these keys, as the checkpoint has them. None where it has none of them.
+/// Contents of `artifacts/sampling.json`: these keys, with the checkpoint's values. `None` if it has none of
+/// them.
 pub(super) fn sampling(config: Option<&Config>) -> Option<Vec<u8>> {
     let value = |key: &&str| Some(((*key).to_owned(), config?.value(key)?.clone()));
     let found: Map<String, Value> = KEYS.iter().filter_map(value).collect();

@@ -1,6 +1,6 @@
 //! Specification of a checkpoint's computation: the result of the import and the input of lowering.
 //!
-//! A [`ModelSpec`] names no family's quirks. Whatever sets one family apart from another is a field here.
+//! A [`ModelSpec`] is independent of families: all differences between them are fields here.
 
 use crate::mixers::{Mixer, Moe};
 use moec_ir::WeightExpr;
@@ -20,15 +20,15 @@ pub struct ModelSpec {
     pub max_positions: usize,
     /// Embedding table `[vocab, hidden]`.
     pub embed: WeightExpr,
-    /// Factors of its rows, of the sum of each block, and of logits.
+    /// Factors on embeddings, on the sum of each block, and on logits.
     pub multipliers: Multipliers,
-    /// Bound that no logit reaches: `cap · tanh(x / cap)`.
+    /// Bound of the magnitude of logits: `cap · tanh(x / cap)`.
     pub logit_cap: Option<f32>,
     /// Layers in order.
     pub layers: Vec<LayerSpec>,
     /// Norm before the head.
     pub final_norm: Norm,
-    /// Language-model head `[vocab, hidden]`; `None` where the embedding table serves.
+    /// Language-model head `[vocab, hidden]`; `None` if it is the embedding table.
     pub head: Option<WeightExpr>,
     /// Bias of the head `[vocab]`.
     pub head_bias: Option<WeightExpr>,
@@ -36,22 +36,22 @@ pub struct ModelSpec {
     pub bos: Option<u32>,
     /// Tokens that end a sequence.
     pub eos: Vec<u32>,
-    /// Parameters in all.
+    /// Number of parameters.
     pub params: u64,
-    /// Parameters that take part in computing one token.
+    /// Number of parameters that are used for one token.
     pub active_params: u64,
-    /// Warnings for the user about the checkpoint.
+    /// Warnings about the checkpoint, for the user.
     pub warnings: Vec<String>,
 }
 
-/// Factors on rows of a model; 1 where a family has none.
+/// Factors on rows of a model; 1 by default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// On rows of the embedding table.
+    /// Factor on rows of the embedding table.
     pub embed: f32,
-    /// On what each block adds to the residual stream.
+    /// Factor on the result of each block.
     pub residual: f32,
-    /// On logits.
+    /// Factor on logits.
     pub logits: f32,
 }
 
@@ -62,28 +62,28 @@ impl Default for Multipliers {
 }
 
 impl ModelSpec {
-    /// Routed experts of the layer that has most of them; 0 for a dense model.
+    /// Largest number of routed experts in a layer; 0 for a dense model.
     pub fn experts(&self) -> usize {
         self.layers.iter().filter_map(LayerSpec::moe).map(|m| m.router.experts).max().unwrap_or(0)
     }
 
-    /// Routed experts that every mixture gives a token at least; `None` for a dense model.
+    /// Least number of routed experts per token in any mixture; `None` for a dense model.
     pub fn experts_per_token(&self) -> Option<usize> {
         self.layers.iter().filter_map(LayerSpec::moe).map(|m| m.router.k).min()
     }
 }
 
-/// A layer: blocks on the residual stream, one after the other.
+/// A layer: consecutive blocks on the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// The blocks. No two mixers of a layer are of one [part](crate::mixers::Mix::part).
+    /// The blocks. All mixers of a layer have different [parts](crate::mixers::Mix::part).
     pub blocks: Vec<Block>,
     /// Factor on the stream after them, `[hidden]`.
     pub scale: Option<WeightExpr>,
 }
 
 impl LayerSpec {
-    /// The usual layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.
+    /// The most common layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.
     pub fn pre_norm(blocks: [(Norm, Mixer); 2]) -> Self {
         let block = |(norm, mixer)| Block { norm: Some(norm), mixers: vec![mixer], post_norm: None };
         Self { blocks: blocks.map(block).into(), scale: None }
@@ -100,14 +100,14 @@ impl LayerSpec {
     }
 }
 
-/// A residual block: `x += post_norm(mixer(h) + mixer(h) + …)` of `h = norm(x)`.
+/// A residual block: `x += post_norm(mixer(h) + mixer(h) + …)` with `h = norm(x)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Norm of the input; without it, `h` is `x`.
+    /// Norm of the input; without one, `h` is `x`.
     pub norm: Option<Norm>,
-    /// Mixers that read `h`, one at least.
+    /// Mixers with input `h`; at least one.
     pub mixers: Vec<Mixer>,
-    /// Norm of the sum, before the residual.
+    /// Norm of the sum, before the residual addition.
     pub post_norm: Option<Norm>,
 }
 
@@ -159,14 +159,14 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// Attention factor on cosine and sine.
     pub scale: f32,
-    /// Frequencies of long sequences.
+    /// Frequencies for long sequences.
     pub long: Option<LongRope>,
 }
 
-/// LongRoPE's frequencies of long sequences.
+/// LongRoPE's frequencies for long sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// Sequences of at most this many tokens use the short ones.
+    /// Longest sequence in tokens that uses the short frequencies.
     pub after: usize,
     /// One for each rotated pair of channels.
     pub inv_freq: Vec<f32>,

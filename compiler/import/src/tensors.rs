@@ -1,4 +1,4 @@
-//! Taking tensors out of a checkpoint: each one checked against the config, and remembered.
+//! Reading tensors of a checkpoint: each is checked against the config and recorded.
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
@@ -10,12 +10,12 @@ use moec_ir::{Axis, Elementwise, Encoding, Leaf, WeightExpr};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// An extent that a tensor must have, with the config's reason.
+/// An extent that a tensor must have, with its origin in the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dim {
     /// The extent.
     pub n: usize,
-    /// Keys that set it, as a formula.
+    /// Formula of the keys that determine it.
     pub why: String,
 }
 
@@ -26,12 +26,12 @@ impl From<Size> for Dim {
 }
 
 impl Dim {
-    /// An extent that follows from the named keys.
+    /// An extent that the named keys determine.
     pub fn new(n: usize, why: impl Into<String>) -> Self {
         Self { n, why: why.into() }
     }
 
-    /// The product of two extents. Sizes of the config are bounded so that it does not overflow.
+    /// The product of two extents. Sizes of the config have limits, so it does not overflow.
     pub fn times(&self, other: &Self) -> Self {
         Self { n: self.n.saturating_mul(other.n), why: format!("{} · {}", self.why, other.why) }
     }
@@ -56,20 +56,20 @@ impl Dim {
     }
 }
 
-/// A checkpoint being read. What was taken is remembered, so that the rest can be reported.
+/// A checkpoint being read. The tensors that were read are recorded, so that the others can be reported.
 pub struct Tensors<'a> {
     checkpoint: &'a Checkpoint,
     /// Possible quantisations of weights.
     ways: Vec<Way>,
-    /// Number of parameters of each tensor that was taken.
+    /// Number of parameters of each tensor that was read.
     taken: RefCell<HashMap<String, u64>>,
 }
 
 impl<'a> Tensors<'a> {
-    /// Starts reading. What the config of a part does not say of quantisation, that of the whole does.
+    /// Starts to read. If the config of a part has no quantisation, that of the whole applies.
     ///
     /// # Errors
-    /// Quantisations that are not read.
+    /// Fails if a quantisation is not supported.
     pub fn new(config: &Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let of_part = quantised::ways(config)?;
         let ways = if of_part.is_empty() { quantised::ways(checkpoint.config())? } else { of_part };
@@ -81,7 +81,7 @@ impl<'a> Tensors<'a> {
         self.checkpoint
     }
 
-    /// Whether the checkpoint has a tensor, as plain numbers or quantised.
+    /// Whether the checkpoint has a tensor, plain or quantised.
     pub fn has(&self, name: &str) -> bool {
         if let Some(requested) = self.checkpoint.requested() {
             return requested.has(name);
@@ -89,7 +89,7 @@ impl<'a> Tensors<'a> {
         self.checkpoint.get(name).is_some() || self.quantised(name).next().is_some()
     }
 
-    /// The shape of a tensor. Of a quantised one, what its words have room for.
+    /// The shape of a tensor; for a quantised one, the shape for which its words have room.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let Some((way, codes)) = self.quantised(name).next() else {
             return self.checkpoint.get(name).map(|t| t.shape.clone());
@@ -105,7 +105,7 @@ impl<'a> Tensors<'a> {
         Some(shape)
     }
 
-    /// The ways in which a weight may be quantised by the type of its codes, and the name of these.
+    /// The layouts that fit the type of a weight's codes, each with the name of the codes.
     fn quantised(&self, name: &str) -> impl Iterator<Item = (&Way, String)> {
         self.ways.iter().filter_map(move |way| {
             let codes = named(name, way.layout.codes.suffix);
@@ -123,21 +123,21 @@ impl<'a> Tensors<'a> {
         self.taken.borrow_mut().insert(name.to_owned(), parameters);
     }
 
-    /// Parameters of the tensors that were taken.
+    /// Number of parameters of the tensors that were read.
     pub fn parameters(&self) -> u64 {
         self.taken.borrow().values().sum()
     }
 
-    /// Names of the tensors that were not taken, in the order of the files.
+    /// Names of the tensors that were not read, in the order of the files.
     pub fn rest(&self) -> Vec<&'a str> {
         let taken = self.taken.borrow();
         self.checkpoint.tensors().map(|(name, _)| name).filter(|name| !taken.contains_key(*name)).collect()
     }
 
-    /// Takes a tensor of the shape that the config requires, as plain numbers or quantised.
+    /// Reads a tensor with the shape that the config requires, plain or quantised.
     ///
     /// # Errors
-    /// It is missing, has another shape, or is stored in a way that is not supported.
+    /// Fails if it is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         match self.checkpoint.mapped(name) {
             Some(map) => Err(Error::bug(format!("`{name}` is stored after {}", map.name()))),
@@ -145,11 +145,11 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Takes a tensor whose numbers go through a function, which may have been applied before they were stored. Then it may also have
-    /// axes of 1 more, or fewer, than `want`.
+    /// Reads a tensor and applies a function to its numbers, unless that was done before they were stored. In
+    /// that case the shape may differ from `want` by axes of 1.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn take_mapped(&self, name: &str, want: &[&Dim], map: Elementwise) -> Result<WeightExpr> {
         match self.checkpoint.mapped(name) {
             None => Ok(WeightExpr::Map { map, of: Box::new(self.stored(name, want)?) }),
@@ -157,10 +157,10 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// As [`Self::take_mapped`], of a tensor that may have other axes of 1 however it is stored.
+    /// Like [`Self::take_mapped`], but the shape may always differ by axes of 1.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn take_mapped_squeezed(&self, name: &str, want: &[&Dim], map: Elementwise) -> Result<WeightExpr> {
         let of = self.squeezed(name, want)?;
         match self.checkpoint.mapped(name) {
@@ -170,7 +170,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// A tensor as it is stored, its rows and columns in the order of Hugging Face.
+    /// A tensor in its stored form, with rows and columns in the order of Hugging Face.
     fn stored(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
         if let Some(requested) = self.checkpoint.requested() {
@@ -210,10 +210,10 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// As [`Self::take`], of a tensor that may have axes of 1 more, or fewer, than it is wanted with.
+    /// Like [`Self::take`], but the shape may differ by axes of 1.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn take_squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         match self.checkpoint.mapped(name) {
             Some(_) => self.take(name, want),
@@ -221,7 +221,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// As [`Self::stored`], of a tensor that may have other axes of 1.
+    /// Like [`Self::stored`], but the shape may differ by axes of 1.
     fn squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         if self.checkpoint.requested().is_some() {
             return self.stored(name, want);
@@ -243,15 +243,15 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Takes a tensor if the config says that it is there.
+    /// Reads a tensor if the config says that it exists.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn take_if(&self, there: bool, name: &str, want: &[&Dim]) -> Result<Option<WeightExpr>> {
         if there { self.take(name, want).map(Some) } else { Ok(None) }
     }
 
-    /// Checks that a tensor is there, of this stored shape but for axes of one, and of one of the types.
+    /// Checks that a tensor exists with one of the types and with this stored shape, apart from axes of 1.
     pub(crate) fn typed(&self, name: &str, want: &[Dim], dtypes: &[&str]) -> Result<()> {
         let tensor = self.checkpoint.tensor(name)?;
         if !squeezed(&tensor.shape).eq(squeezed(&want.iter().map(|d| d.n).collect::<Vec<_>>())) {
@@ -286,10 +286,10 @@ impl<'a> Tensors<'a> {
         .hint("`config.json` and the weights may be of different models; download both again"))
     }
 
-    /// Takes `{name}.weight`, and `{name}.bias` if the config says so.
+    /// Reads `{name}.weight`, and `{name}.bias` if the config says so.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn projection(&self, name: &str, out: &Dim, input: &Dim, bias: bool) -> Result<Projection> {
         Ok(Projection {
             weight: self.take(&format!("{name}.weight"), &[out, input])?,
@@ -297,25 +297,25 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// Takes the weight of a root-mean-square norm.
+    /// Reads the weight of a root-mean-square norm.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn rms_norm(&self, name: &str, width: &Dim, eps: f32) -> Result<Norm> {
         Ok(Norm::Rms { eps, weight: self.take(&format!("{name}.weight"), &[width])? })
     }
 
-    /// Takes weight and bias of a layer norm.
+    /// Reads weight and bias of a layer norm.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Those of [`Self::take`].
     pub fn layer_norm(&self, name: &str, width: &Dim, eps: f32) -> Result<Norm> {
         let weight = self.take(&format!("{name}.weight"), &[width])?;
         Ok(Norm::Layer { eps, weight, bias: self.take(&format!("{name}.bias"), &[width])? })
     }
 }
 
-/// The columns of a weight in another order; runs of them are read together.
+/// The columns of a weight in another order; consecutive columns are read together.
 fn columns(order: &[u32], of: &WeightExpr) -> WeightExpr {
     let run = |run: &[u32]| WeightExpr::Slice {
         axis: Axis::Cols,
@@ -328,10 +328,10 @@ fn columns(order: &[u32], of: &WeightExpr) -> WeightExpr {
     WeightExpr::Concat { axis: Axis::Cols, of: runs.collect() }
 }
 
-/// Taps of a convolution that looks back, by the first of the keys that is there.
+/// Taps of a causal convolution, under the first of the keys that exists.
 ///
 /// # Errors
-/// Its absence, and a convolution that sees its own row alone.
+/// Fails if there is no key, or if the convolution has only one tap.
 pub fn taps(config: &Config, keys: &[&'static str]) -> Result<Dim> {
     let taps = config.size(keys)?;
     if taps.n < 2 {
@@ -340,10 +340,10 @@ pub fn taps(config: &Config, keys: &[&'static str]) -> Result<Dim> {
     Ok(taps.into())
 }
 
-/// Takes a convolution of each channel by itself, `[channels, 1, taps]`, as `[taps, channels]`.
+/// Reads a depthwise convolution, `[channels, 1, taps]`, as `[taps, channels]`.
 ///
 /// # Errors
-/// As [`Tensors::take`].
+/// Those of [`Tensors::take`].
 pub fn by_channel(t: &Tensors<'_>, name: &str, channels: &Dim, taps: &Dim) -> Result<WeightExpr> {
     Ok(WeightExpr::Transpose(Box::new(t.take_squeezed(name, &[channels, taps])?)))
 }

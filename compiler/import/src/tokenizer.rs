@@ -1,23 +1,23 @@
-//! The checkpoint's tokenizer: read with the crate that will run it, and compared with the model.
+//! The checkpoint's tokenizer: read with the crate that runs it, and compared with the model.
 
 use super::ModelSpec;
 use moec_base::error::{Error, Result};
 use moec_runtime::serving::text::Text;
 
-/// Its form.
+/// Name of the checked file.
 const FILE: &str = "tokenizer.json";
 const HINT: &str =
     "download the checkpoint's `tokenizer.json` again, or remove it: then the bundle takes token ids alone";
 
-/// Checks what a `tokenizer.json` holds.
+/// Checks a `tokenizer.json`.
 ///
 /// # Errors
-/// A text that is no tokenizer, or has more tokens than the model.
+/// Fails if the text is not a tokenizer, or if it has more tokens than the model.
 pub(crate) fn check(json: &[u8], spec: &ModelSpec) -> Result<()> {
     let unusable =
         |why| Error::input(format!("`{FILE}` is not a tokenizer that can be used")).because(why).hint(HINT);
     let text = Text::parse(json, None).map_err(unusable)?;
-    // What it puts before a text need not be among its tokens.
+    // Tokens that it adds before a text need not be in its vocabulary.
     let framing = text.encode("").map_err(|e| unusable(e.to_string()))?;
     let largest = text.largest().into_iter().chain(framing.iter().map(|&id| (id, String::new()))).max();
     match largest {

@@ -28,7 +28,7 @@ pub struct Tasks {
     pub windows: Option<usize>,
 }
 
-/// A question with the answer that the model should give.
+/// A question with its expected answer.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Question {
     /// Text that the model reads.
@@ -55,13 +55,13 @@ pub struct Quality {
     /// Mean Kullback-Leibler divergence from the other bundle's probabilities, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub divergence: Option<f64>,
-    /// Share of questions whose every answer token is the greedy choice.
+    /// Share of questions for which every token of the answer is the greedy choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
-    /// Questions asked.
+    /// Number of questions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub questions: Option<usize>,
-    /// Overflow of experts with fixed capacities, by layer; empty where shapes are dynamic.
+    /// Overflow of experts with fixed capacities, by layer; empty with dynamic shapes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overflow: Vec<LayerOverflow>,
 }
@@ -71,15 +71,15 @@ pub struct Quality {
 pub struct LayerOverflow {
     /// Layer.
     pub layer: u32,
-    /// (token, expert) pairs that the router made.
+    /// Number of (token, expert) pairs that the router chose.
     pub routed: u64,
-    /// Share of them that found no room and was lost.
+    /// Share of the pairs that exceeded a capacity and were dropped.
     pub drop_rate: f64,
-    /// Share of them that found no room and was computed by the CPU.
+    /// Share of the pairs that exceeded a capacity and were computed by the CPU.
     pub spill_rate: f64,
     /// Rows that static graphs computed.
     pub rows: u64,
-    /// Share of these that was padding.
+    /// Share of these rows that was padding.
     pub padding: f64,
 }
 
@@ -91,7 +91,7 @@ impl LayerOverflow {
 }
 
 impl Quality {
-    /// Drop, spill and padding rates over all layers; `None` where shapes are dynamic.
+    /// Drop, spill and padding rates over all layers; `None` with dynamic shapes.
     pub fn rates(&self) -> Option<[f64; 3]> {
         let sum = |of: &dyn Fn(&LayerOverflow) -> f64| self.overflow.iter().map(of).sum::<f64>();
         let (routed, rows) = (sum(&|l| l.routed as f64), sum(&|l| l.rows as f64));
@@ -106,10 +106,10 @@ impl Quality {
     }
 }
 
-/// Reads one question per line.
+/// Reads questions, one per line.
 ///
 /// # Errors
-/// The first line that is no question, by number.
+/// Fails for the first line that is not a question, and gives its number.
 pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
     let parse = |(i, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|e| {
@@ -126,11 +126,11 @@ pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
     Ok(all)
 }
 
-/// Measures a bundle on this machine; `against` is the bundle that it is compared with.
+/// Measures a bundle on this machine; `against` is the bundle to compare with.
 ///
 /// # Errors
-/// A bundle that does not run here, two bundles of different vocabularies, or a window or a question longer than
-/// the context.
+/// Fails if a bundle does not run here, if two bundles have different vocabularies, or if a window or a
+/// question is longer than the context.
 pub fn evaluate(
     bundle: &Bundle,
     against: Option<&Bundle>,
@@ -150,8 +150,8 @@ pub fn evaluate(
     })
 }
 
-/// Runs `body` with a bundle's engine. What this machine lacks is emulated, which is said: units and other architectures by the host
-/// build, instructions one by one.
+/// Runs `body` with a bundle's engine. Whatever this machine lacks is emulated, and a line says so. The host
+/// build replaces units and other architectures; missing instructions are emulated one by one.
 pub(crate) fn with_engine<T>(
     bundle: &Bundle,
     progress: &Progress,
@@ -224,7 +224,8 @@ fn measure(
     Ok(quality)
 }
 
-/// Asks every question. Gives the share of them that `answers`, which gets a prompt and what should follow, finds right.
+/// Asks every question. `answers` gets a prompt and its expected continuation, and returns whether the model
+/// gives it. Returns the share of such questions.
 fn ask(
     questions: &[Question],
     text: &Text,
@@ -244,11 +245,11 @@ fn ask(
     Ok(right as f64 / questions.len() as f64)
 }
 
-/// The windows of a text, each with the token after it, which is the first of the next: `n` tokens and one more that the
-/// last of them predicts.
+/// The windows of a text, each with the token after it, which is the first token of the next window. They
+/// cover `n` tokens and one more, which the last of them predicts.
 ///
 /// # Errors
-/// A text that is too short to predict anything.
+/// Fails if a text is too short to predict anything.
 fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a [u32]>> {
     let window = tasks.window.min(bundle.plan.model.max_context as usize);
     let last = ids.len().saturating_sub(1);
@@ -261,7 +262,7 @@ fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a
     Ok(windows)
 }
 
-/// Logarithms of the probabilities after each token: one row per token.
+/// Logarithms of the probabilities of the next token: one row per token.
 pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
     engine.reset(0)?;
     let mut rows = Vec::with_capacity(ids.len());
@@ -273,7 +274,7 @@ pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_ru
     Ok(rows)
 }
 
-/// `ln Σ exp z`: what a logit's log probability is below it.
+/// `ln Σ exp z`: a log probability is its logit minus this number.
 fn log_sum(logits: &[f32]) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
@@ -285,7 +286,7 @@ pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
     p.iter().zip(q).map(|(&p, &q)| f64::from(p).exp() * (f64::from(p) - f64::from(q))).sum()
 }
 
-/// Whether every token of the answer is the greedy choice after what stands before it.
+/// Whether every token of the answer is the greedy choice after the tokens before it.
 fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runtime::Result<bool> {
     engine.reset(0)?;
     let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
@@ -299,7 +300,7 @@ fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runt
     Ok(right)
 }
 
-/// Index of the largest logit; the lowest wins ties.
+/// Index of the largest logit; of equal logits, the first.
 pub(crate) fn greedy(logits: &[f32]) -> usize {
     let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, best)

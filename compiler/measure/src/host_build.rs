@@ -1,8 +1,9 @@
-//! A model compiled for the machine that moec runs on, in place of the one that it was compiled for.
+//! A model compiled for the machine that moec runs on, in place of its target.
 //!
-//! The host build of a bundle computes what the bundle computes: the same Graph, the same split between static graphs and
-//! CPU, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
-//! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
+//! The host build of a bundle computes what the bundle computes: the same Graph, the same split between
+//! static graphs and CPU, the bundle's own weights. Only its kernels are this machine's, with activations in
+//! f32. Static graphs are executed by emulators of their unit. Its weights are in a temporary folder, which
+//! is removed with it.
 
 use moec_base::error::{Error, Result, io_error};
 use moec_base::paths::{DENSE, EXPERTS, KERNELS};
@@ -35,27 +36,28 @@ pub struct Original<'a> {
     pub module: &'a Module,
     /// Source of its weights.
     pub source: &'a dyn Source,
-    /// The model.
+    /// Specification of the model.
     pub model: &'a ModelInfo,
     /// Format of the KV cache.
     pub cache: Format,
-    /// Number of rows that experts take.
+    /// Capacities of experts.
     pub experts: HostBuildExperts<'a>,
 }
 
-/// Number of rows that the experts of a host build take.
+/// Capacities of the experts of a host build.
 #[derive(Clone, Copy, Debug)]
 pub enum HostBuildExperts<'a> {
-    /// All that come: the Graph is as it was before `outline_graphs`.
+    /// None, all rows are computed: the Graph is as it was before `outline_graphs`.
     Unbounded,
-    /// The capacities of a placement, all of them computed on the CPU: `outline_graphs` is still to come.
+    /// The capacities of a placement, all of them computed on the CPU, before `outline_graphs`.
     Bounded(&'a Placement),
-    /// Those of a bundle: of its static graphs, which the Graph has after `outline_graphs`, and where its plan has the rest. Experts
-    /// that stay on disk there do so here, as many at once in memory.
+    /// Those of a bundle: the Graph is as `outline_graphs` left it, and the bundle's plan has the placement
+    /// of the rest. Experts that stay on disk in the bundle stay there in the host build, with as many in
+    /// memory at once.
     Built(&'a Statics, &'a Plan),
 }
 
-/// Packed weights on disk. Host builds of one model that differ in what they compute can share them.
+/// Packed weights on disk. Host builds of one model can share them, even if they compute different things.
 struct Weights {
     scratch: Scratch,
     segments: Vec<Segment>,
@@ -66,7 +68,7 @@ struct Weights {
 pub struct HostBuild {
     weights: Rc<Weights>,
     program: Program,
-    /// The program's code; held as long as it runs.
+    /// Code of the program, kept as long as the program runs.
     _unit: HostUnit,
 }
 
@@ -74,15 +76,16 @@ impl HostBuild {
     /// Compiles `original` for this machine and packs its weights.
     ///
     /// # Errors
-    /// A disk without room for the weights, a weight that cannot be read, an interrupt.
+    /// Fails if the disk has too little room for the weights, if a weight cannot be read, or on an interrupt.
     pub fn new(original: &Original<'_>, progress: &Progress) -> Result<Self> {
         Self::sharing_weights(None, original, progress)
     }
 
-    /// As [`HostBuild::new`], with the weights of another host build of the same model, if they are packed alike.
+    /// Like [`HostBuild::new`], but reuses the weights of another host build of the same model if they are
+    /// packed alike.
     ///
     /// # Errors
-    /// As [`HostBuild::new`].
+    /// Those of [`HostBuild::new`].
     pub fn sharing_weights(
         other: Option<&Self>,
         original: &Original<'_>,
@@ -92,7 +95,7 @@ impl HostBuild {
         let target = moec_targets::target("native")?.with_activations(Activations::F32);
         let mut config = Config::defaults(Path::new(""));
         config.memory.kv_cache = KvCache::of(cache);
-        // Nodes and values are those of the original.
+        // Nodes and values have the ids of the original.
         let inputs = Inputs { as_lowered: true, ..Inputs::of_graph(&config, model, &target) };
         let mut c = Compilation::of_graph(inputs, module.clone());
         let first = match experts {
@@ -134,7 +137,7 @@ impl HostBuild {
             let folder = scratch.path().join("weights");
             fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
             let (module, segment_weights) = (&c.module, &planned.segment_weights);
-            // What a bundle stores becomes the same groups again.
+            // Weights that a bundle stores are rounded to the same groups again.
             let packing = Packing { module, segment_weights, source, importance: Some(&Stored), reuse: None };
             pack(&packing, &mut plan, scratch.path(), progress)?;
             Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
@@ -149,10 +152,10 @@ impl HostBuild {
         Ok(Self { weights, program, _unit: unit })
     }
 
-    /// The host build of a bundle.
+    /// Creates the host build of a bundle.
     ///
     /// # Errors
-    /// As [`HostBuild::new`]; a bundle without its Graph.
+    /// Those of [`HostBuild::new`]; also fails if the bundle has no Graph.
     pub fn of(bundle: &Bundle, progress: &Progress) -> Result<Self> {
         let mut module = bundle.graph()?;
         let source = Packed::open(bundle)?;
@@ -172,7 +175,7 @@ impl HostBuild {
         Self::new(&original, progress)
     }
 
-    /// Plan that the program executes. Its nodes and values are those of the original's Graph.
+    /// Plan that the program executes. Its nodes and values have the ids of the original's Graph.
     pub fn plan(&self) -> &Plan {
         &self.program
     }
@@ -187,11 +190,11 @@ impl HostBuild {
         self.weights.scratch.path()
     }
 
-    /// Runs `body` with an engine. Accelerators are executed as their backends do on this machine; `packages` are
-    /// the files of the bundle with the artifacts.
+    /// Runs `body` with an engine. Accelerators are emulated as their backends do on this machine; `packages`
+    /// is the files of the bundle that has the artifacts.
     ///
     /// # Errors
-    /// An engine that does not open, and what `body` returns.
+    /// Fails if the engine does not open; errors of `body` are returned.
     pub fn with_engine<T>(
         &self,
         packages: Option<&BundleReader>,

@@ -1,8 +1,9 @@
 //! Measurements of a build by running models on this machine.
 //!
-//! [`calibrate`] records a profile, [`host_build`] compiles a model for this machine in place of its target, [`quality`] says what a change
-//! costs, by which [`mix`] and [`thresholds`] choose, [`tuner`] times kernels, [`verify`] compares a bundle with its reference, and
-//! [`evaluate`] reads text with it.
+//! [`calibrate`] records a profile, and [`host_build`] compiles a model for this machine in place of its
+//! target. [`quality`] measures what a change costs; [`mix`] and [`thresholds`] choose by that. [`tuner`]
+//! times kernels, [`verify`] compares a bundle with its reference, and [`evaluate`] measures a bundle on
+//! text.
 
 pub mod calibrate;
 pub mod evaluate;

@@ -1,10 +1,11 @@
-//! Loss of quality by capacities, measured on text (NPUMoE, §4.1: the quantile of the load is chosen by what
-//! accuracy allows).
+//! Loss of quality that capacities cause, measured on text (NPUMoE, §4.1: the quantile of the load is chosen
+//! by the accuracy that remains).
 //!
-//! The model runs twice over windows of text on this machine, as its host build: with room for every row, and with the
-//! capacities in question, rows past them dropped. Windows are compared in pairs, so that what a text is like cancels
-//! out. The answer is a promise about unseen text, so it is a careful one: windows are those that
-//! calibration has not read, and two standard errors are added to the mean.
+//! The model runs twice over windows of text on this machine, as its host build: once with room for every
+//! row, and once with the capacities in question, where rows past them are dropped. Windows are compared in
+//! pairs, so that properties of the text cancel out. The result is a promise about unseen text, so it is
+//! conservative. The windows are ones that calibration has not read, and two standard errors are added to the
+//! mean.
 
 use crate::calibrate::texts::{Window, held_out, windows};
 use crate::calibrate::{Corpus, WINDOW, read_texts};
@@ -22,15 +23,15 @@ use moec_runtime::serving::text::Text;
 use std::cell::RefCell;
 use std::fmt;
 
-/// Tokens that are read for each answer.
+/// Tokens that are read for each measurement.
 const TOKENS: usize = 32 << 10;
-/// Fewer windows than that say little.
+/// Least number of windows for a useful result.
 const FEW: usize = 10;
 
-/// The model with room for every row: its host build, what it read, its loss on each window.
+/// The model with room for every row: its host build, its windows, and its loss on each window.
 type Reference = (HostBuild, Vec<Window>, Vec<f64>);
 
-/// Runs the model of a checkpoint over text.
+/// Probe of quality, which runs the model of a checkpoint over text.
 pub struct Measured<'a> {
     checkpoint: &'a Checkpoint,
     spec: &'a ModelSpec,
@@ -50,10 +51,10 @@ impl fmt::Debug for Measured<'_> {
 }
 
 impl<'a> Measured<'a> {
-    /// A probe that reads the texts of `[quality]`, else those of `[calibrate]`; `None` without any.
+    /// Creates a probe that reads the texts of `[quality]`, else those of `[calibrate]`; `None` without any.
     ///
     /// # Errors
-    /// A text that cannot be read.
+    /// Fails if a text cannot be read.
     pub fn new(
         config: &Config,
         checkpoint: &'a Checkpoint,
@@ -90,7 +91,7 @@ impl<'a> Measured<'a> {
         self.window
     }
 
-    /// Windows to read: of text that calibration has not read, if there is any.
+    /// Windows to read: text that calibration has not read, if there is any.
     pub(crate) fn windows(&self, text: &Text) -> Result<Vec<Window>> {
         let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
         let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
@@ -122,7 +123,8 @@ impl<'a> Measured<'a> {
         found
     }
 
-    /// The host build of a model that has room for every row; with the weights of another, if they are packed alike.
+    /// The host build of a model with room for every row. It reuses the weights of another one if they are
+    /// packed alike.
     pub(crate) fn unbounded(
         &self,
         other: Option<&HostBuild>,
@@ -189,7 +191,7 @@ impl QualityProbe for Measured<'_> {
     }
 }
 
-/// Mean of independent numbers, plus two standard errors of it.
+/// Mean of independent numbers, plus two of its standard errors.
 pub(crate) fn cautious(x: &[f64]) -> f64 {
     let n = x.len().max(1) as f64;
     let mean = x.iter().sum::<f64>() / n;
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn noise_is_added() {
         assert_eq!(cautious(&[0.5, 0.5, 0.5]), 0.5);
-        // Variance 2 of two numbers: the mean's standard error is 1.
+        // Two numbers of variance 2: the standard error of the mean is 1.
         assert!((cautious(&[1.0, 3.0]) - 4.0).abs() < 1e-12);
         assert_eq!(cautious(&[]), 0.0);
     }

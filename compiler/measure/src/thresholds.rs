@@ -1,8 +1,9 @@
-//! Thresholds of the gates of experts with SiLU: which, and what they cost (CATS, arXiv 2404.08763).
+//! Thresholds of the gates of experts with SiLU, and their cost (CATS, arXiv 2404.08763).
 //!
-//! A layer's threshold is what a share of the gates is below that calibration saw: all layers lose the same share of their
-//! neurons. What that costs is measured: the model with thresholds reads text beside the model without, both on this machine with
-//! activations in f32. With `auto` the share is the largest whose cost `max_perplexity_increase` allows; it is found by halving,
+//! A layer's threshold is a quantile of the gates that calibration saw, so that all layers lose the same
+//! share of their neurons. The cost is measured on text: the model with thresholds is compared with the model
+//! without, both on this machine with activations in f32. With `auto` the share is the largest one that
+//! `max_perplexity_increase` allows. It is found by bisection, since more zeros cost more.
 //! since more zeros cost more.
 #![expect(clippy::cast_possible_truncation, reason = "a percentage")]
 
@@ -19,22 +20,22 @@ use moec_passes::threshold::{Thresholds, threshold};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Gates, Profile};
 
-/// Steps of a share: percent.
+/// Step of a share: one percent.
 const STEPS: f64 = 100.0;
 
-/// The thresholds that make a share of the neurons 0.
+/// The thresholds that set a share of the neurons to 0.
 fn at(gates: &[Gates], share: f64) -> Thresholds {
     let by_layer = gates.iter().map(|g| (g.layer, g.quantile(share))).collect();
     let below = gates.iter().filter_map(|g| g.below(g.quantile(share))).sum::<f64>();
     Thresholds { by_layer, percent: (100.0 * below / gates.len().max(1) as f64) as f32 }
 }
 
-/// The thresholds that `threshold` under `[experts]` requests, and what they cost. `spent`: by how much formats raise
-/// perplexity, as a share; what is left of the limit is the thresholds'.
+/// Chooses the thresholds that `threshold` under `[experts]` requests, and measures their cost. `spent` is
+/// the increase of perplexity that formats cause, as a share. Thresholds may use what is left of the limit.
 ///
 /// # Errors
-/// No profile that knows gates, no experts with SiLU, units with static graphs; for `auto` no limit or no text; a model that
-/// cannot be built and run here.
+/// Fails without a profile that has gates, without experts with SiLU, or with static graphs. `auto` also
+/// fails without a limit or a text. Errors of building and running the model here are returned, too.
 pub fn choose(
     c: &Inputs<'_>,
     spent: f64,
@@ -78,7 +79,7 @@ pub fn choose(
                 needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`")
             })?;
             let left = (1.0 + limit) / (1.0 + spent.max(0.0)) - 1.0;
-            // What is allowed, and what is not.
+            // The largest share known to be allowed, and the smallest known not to be.
             let (mut low, mut high) = ((0.0, None), (Threshold::MOST * STEPS).round() + 1.0);
             while high - low.0 > 1.0 {
                 let middle = f64::midpoint(low.0, high).floor();
@@ -101,7 +102,7 @@ pub fn choose(
     Ok(Some((thresholds, decisions)))
 }
 
-/// For `decisions.json`: the share with all that were tried, and every layer's threshold.
+/// The entry for `decisions.json`: the share with all that were tried, and every layer's threshold.
 fn decisions(
     thresholds: &Thresholds,
     share: f64,
@@ -141,20 +142,20 @@ fn decisions(
     std::iter::once(all).chain(thresholds.by_layer.iter().map(layer)).collect()
 }
 
-/// Cost of thresholds on text, beside the model without.
+/// Cost of thresholds on text, relative to the model without.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Share of the neurons that were to be 0.
+    /// Share of the neurons that the thresholds are to set to 0.
     share: f64,
-    /// By how much perplexity rose, as a share, two standard errors included.
+    /// Increase of perplexity, as a share, two standard errors included.
     increase: f64,
     /// Mean Kullback-Leibler divergence, in nats per token.
     divergence: f64,
-    /// Share of tokens after which the most probable next one is the same.
+    /// Share of tokens with the same most probable next token.
     same_choice: f64,
 }
 
-/// The gates that the profile knows.
+/// The gates of the profile.
 fn known<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
     let mut lowered = c.lowered()?;
     let all = lowered.entries.iter().flat_map(|g| &g.nodes).filter_map(|n| n.scope.layer);
@@ -174,7 +175,7 @@ fn known<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
     Ok(&profile.gates)
 }
 
-/// The model as it is, beside which models with thresholds read text.
+/// The model without thresholds, which models with thresholds are compared with.
 struct Bench<'a> {
     measured: &'a Measured<'a>,
     module: Module,
@@ -194,7 +195,7 @@ impl<'a> Bench<'a> {
         Ok(Self { measured, module: own.module, model, exact, progress })
     }
 
-    /// Cost of thresholds. A share of 0 costs nothing.
+    /// Measures the cost of thresholds. A share of 0 costs nothing.
     fn cost(&self, share: f64, thresholds: &Thresholds) -> Result<Cost> {
         let mut module = self.module.clone();
         threshold(&mut module, thresholds);

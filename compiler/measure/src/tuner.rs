@@ -1,7 +1,7 @@
-//! `moec build --tune`: which schedules are timed, for how long, and what is kept of it.
+//! `moec build --tune`: the schedules that are timed, the time for each, and the results that are kept.
 //!
-//! Results are kept in the cache by machine and kernel, so that the second build of a model, and other models
-//! of the same shapes, time nothing again.
+//! Results are cached by machine and kernel. So the second build of a model, and other models with the same
+//! shapes, do not time anything again.
 
 use moec_base::cache_dir;
 use moec_base::error::{Error, Result};
@@ -24,21 +24,21 @@ struct CacheRecord {
     times: Vec<(Pieces, f64)>,
 }
 
-/// Times kernels for one build.
+/// Timer of kernels for one build.
 #[derive(Debug)]
 pub struct Tuner<'a> {
     target: &'a CpuTarget,
     threads: usize,
-    /// Made when the first kernel is timed.
+    /// Created when the first kernel is timed.
     watch: Option<Stopwatch>,
     end: Instant,
     folder: PathBuf,
     machine: String,
     progress: Progress,
-    /// Shown from the first kernel that is timed to the last one.
+    /// Shown while kernels are timed.
     bar: Option<Bar>,
     timed: usize,
-    /// Whether it was said that times cannot be kept: once is enough.
+    /// Whether the user was warned that times cannot be cached; one warning is enough.
     warned: bool,
     kept: usize,
     left_out: usize,
@@ -89,11 +89,11 @@ impl KernelTimer for Tuner<'_> {
 }
 
 impl<'a> Tuner<'a> {
-    /// For a target whose code this machine runs. Takes about `time` in all.
+    /// Creates a tuner for a target whose code this machine runs. It takes about `time` in all.
     ///
     /// # Errors
-    /// Another machine's target, an invalid number of threads, or a cache folder that cannot be written: times are
-    /// kept there, and losing some is better than a wait of a minute.
+    /// Fails for another machine's target, for an invalid number of threads, or if the cache folder cannot be
+    /// written. Times are cached there, and a late failure would waste the tuning.
     pub fn new(target: &'a CpuTarget, time: Duration, progress: &Progress) -> Result<Self> {
         let name = target.name();
         target.runs_here().map_err(|e| {
@@ -131,7 +131,7 @@ impl<'a> Tuner<'a> {
         })
     }
 
-    /// The last word of a tuning.
+    /// Reports the end of tuning.
     fn report(&self) {
         let Self { timed, kept, left_out, .. } = self;
         self.progress.stage("Tuned", &format!("{timed} kernels timed, {kept} known from before"));
@@ -167,7 +167,7 @@ impl<'a> Tuner<'a> {
         };
         let times = run(candidates, share.mul_f64(0.75))?;
         let mut all: Vec<(Schedule, f64)> = candidates.iter().copied().zip(times).collect();
-        // What helps alone may help together.
+        // Changes that each help alone may help together.
         if let Some(joint) = self.joint(spec, &all, model)
             && let [of_model, of_joint] = run(&[model, joint], share.mul_f64(0.25))?[..]
             && let Some(&(_, base)) = all.iter().find(|(s, _)| *s == model)
@@ -178,7 +178,7 @@ impl<'a> Tuner<'a> {
         Ok(all)
     }
 
-    /// The model's schedule with every field that made it faster, if there are two or more.
+    /// The model's schedule with every field that made it faster, if there are at least two.
     fn joint(&self, spec: &KernelSpec, all: &[(Schedule, f64)], model: Schedule) -> Option<Schedule> {
         let base = all.iter().find(|(s, _)| *s == model)?.1;
         let usual = self.target.pieces(spec, Schedule::default());
@@ -202,7 +202,7 @@ impl<'a> Tuner<'a> {
         all.iter().all(|(s, _)| *s != joint).then_some(joint)
     }
 
-    /// Path of a kernel's times.
+    /// Path of a kernel's cached times.
     fn path(&self, spec: &KernelSpec, n: usize, candidates: &[Schedule]) -> PathBuf {
         let key = format!("{}\n{}\n{candidates:?}", self.machine, self.name(spec, n));
         self.folder.join(format!("{}.json", hex(&sha256(key.as_bytes()))))
@@ -212,7 +212,7 @@ impl<'a> Tuner<'a> {
         format!("{} with {n} rows", self.target.symbol(spec))
     }
 
-    /// Times of an earlier build. A file that cannot be used is taken anew, whatever is wrong with it.
+    /// Times of an earlier build. A file that cannot be used is replaced, whatever is wrong with it.
     fn read(
         &self,
         path: &PathBuf,
@@ -228,7 +228,7 @@ impl<'a> Tuner<'a> {
         (whole && sound && kept.kernel == self.name(spec, n)).then_some(all)
     }
 
-    /// Keeps times for later builds. Where that fails they are taken again.
+    /// Caches times for later builds. If that fails, later builds time again.
     fn keep(&mut self, path: &PathBuf, spec: &KernelSpec, n: usize, times: &[(Schedule, f64)]) {
         let kept = CacheRecord {
             kernel: self.name(spec, n),

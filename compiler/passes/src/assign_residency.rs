@@ -1,20 +1,25 @@
-//! Pass `assign_residency`: where everything lives (NPUMoE, §3.2 and §4.3).
+//! Pass `assign_residency`: the unit of every group of experts and every operator, CPU or NPU (NPUMoE, §3.2
+//! and §4.3).
 //!
-//! **Groups of experts.** A launch on the NPU must be paid for by the tokens that it computes. A group stays there when
-//! launching, waiting and computing, padding included, cost less than its expected load costs on the CPU; else
-//! it is cold, and its experts run on the CPU, where they take any number of tokens. There they have no
-//! capacity, and drop nothing.
+//! **Groups of experts.** A launch on the NPU must pay off by the tokens that it computes. A group stays
+//! there if launching, waiting and computing, padding included, cost less than its expected load costs on the
+//! CPU. Otherwise it is cold: its experts run on the CPU, where they take any number of tokens, have no
+//! capacity and drop nothing.
 //!
-//! **Operators.** What the device's table of operations does not name as legal never goes to the NPU. Of the rest, a
-//! graph runs from its first matrix to its last: what stands before the first or after the last would only
-//! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
-//! exact (routers: they decide ties) stay on the CPU, since the NPU computes in f16. Per entry point the table of
-//! costs decides. Attention has one unit in all of them, that of the KV cache. Where a unit's graphs keep no state it goes there only
-//! where it is requested; else, under `auto`, a whole request, a prompt and
-//! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
-//! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
-//! larger than a graph may be, stays on the CPU and says so; where the user wants it on the NPU, it is refused. Mixers that are
-//! no attention always stay: a graph holds no state that folds tokens.
+//! **Operators.** An operator that the device's table does not list as legal never goes to the NPU. Of the
+//! others, a graph contains everything from its first matrix to its last. Operators before the first or after
+//! the last would only widen its inputs and outputs, and single element-wise operators would not pay for a
+//! launch. Matrices that must stay exact (those of routers, which decide ties) stay on the CPU, since the NPU
+//! computes in f16. In each entry point the table of costs decides.
+//!
+//! **Attention** has one unit in all entry points, that of the KV cache. If a unit's graphs keep no state,
+//! attention goes there only on request. Otherwise `auto` simulates a whole request, a prompt and an answer
+//! of given lengths, with attention on either unit. It takes the unit where the request ends first, or at
+//! equal times the one with less energy.
+//!
+//! A scope that the emitter cannot write as a graph, or that is too large for one, stays on the CPU with that
+//! reason. If the user requests the NPU for it, that is an error. Mixers other than attention always stay on
+//! the CPU: a graph holds no state that accumulates over tokens.
 
 use super::parts;
 use super::tier::predict;
@@ -37,14 +42,16 @@ pub struct ResidencyOptions {
     pub attention: UnitPreference,
     /// Groups of experts.
     pub experts: UnitPreference,
-    /// The request whose cost decides where attention lives.
+    /// The request whose cost decides the unit of attention.
     pub mix: Mix,
 }
 
-/// Gives every group and every operator its unit. Gives the costs that decided where attention lives, where they did.
+/// Gives every group and every operator its unit. Returns the costs that decided the unit of attention, if
+/// they decided it.
 ///
 /// # Errors
-/// What the user wants on the NPU and cannot be a graph. Our bug: a layer of experts without sizes or loads.
+/// Fails if a scope requested on the NPU cannot be a graph. A bug of the compiler: a layer of experts without
+/// sizes or loads.
 pub fn assign_residency(
     placement: &mut Placement,
     loads: &Loads,
@@ -91,10 +98,11 @@ pub fn assign_residency(
     Ok(Some(assigned.into_iter().fold(decision, or)))
 }
 
-/// Checks that what `attention` of `[placement]` wants on the unit can be graphs there: known before loads are.
+/// Checks that everything that `attention` of `[placement]` requests on the unit can be graphs there. This is
+/// known before loads are.
 ///
 /// # Errors
-/// A scope that cannot be a graph, and why.
+/// Fails if a scope cannot be a graph, with the reason.
 pub fn check(module: &Module, units: &Units<'_>, attention: UnitPreference) -> Result<()> {
     if attention != UnitPreference::Graphs {
         return Ok(());
@@ -104,7 +112,7 @@ pub fn check(module: &Module, units: &Units<'_>, attention: UnitPreference) -> R
     entries.try_for_each(|entry| partition(entry, &mut writable, attention, units.npu_index()).map(drop))
 }
 
-/// Gives every group of a layer its unit.
+/// Assigns every group of a layer to a unit.
 pub fn assign_layer_residency(
     table: &mut ExpertTable,
     layer: &LayerLoads,
@@ -136,7 +144,7 @@ pub fn assign_layer_residency(
     table.expected = Some(predict(layer, table));
 }
 
-/// Gives the experts of a group its unit. Those of the CPU take any number of tokens.
+/// Records the unit of a group's experts. On the CPU they take any number of tokens.
 fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
     for &e in &group.experts {
         if let Some(row) = experts.get_mut(e as usize) {
@@ -148,7 +156,8 @@ fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
     }
 }
 
-/// Leaves the NPU at most so many groups of experts, each of which is a context that is loaded at the start: those that gain most there.
+/// Leaves at most `most` groups of experts on the NPU, those that gain most there: each is a context that is
+/// loaded at the start.
 pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &Units<'_>, most: usize) {
     let (cpu, npu) = (units.cpu_index(), units.npu_index());
     let mut there: Vec<(f32, usize, usize)> = Vec::new();
@@ -174,8 +183,8 @@ pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &U
     }
 }
 
-/// Unit of every operator of every entry point, alike ones of all layers together; with `attention` on that unit where
-/// it is free to choose.
+/// Unit of every operator of every entry point; equal operators of all layers share a row. If attention may
+/// go to either unit, it goes to unit `attention`.
 fn operators(
     module: &Module,
     placement: &Placement,
@@ -234,7 +243,7 @@ fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units
         EntryKind::Prefill(_) if cold == 0 => vec![on_npu()],
         EntryKind::Prefill(_) => vec![on_npu(), on_cpu()],
         EntryKind::Decode(rows) | EntryKind::Little(rows) => {
-            // One launch of the smallest group at least, against the experts that the rows choose.
+            // At least one launch of the smallest group, against the experts that the rows choose.
             let capacity = table.tiers.last().copied().unwrap_or(0);
             let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
             let launch = units.graph_us(least, capacity, size);
@@ -264,10 +273,10 @@ fn context(module: &Module) -> usize {
     module.states.iter().filter_map(|s| s.ty.shape.get(2)).copied().max().unwrap_or(1)
 }
 
-/// Whether each node of a graph runs on the NPU, and why there or not.
+/// For each node of a graph: true if it runs on the NPU, and the reason.
 ///
 /// # Errors
-/// What the user wants there cannot be a graph.
+/// Fails if a scope requested there cannot be a graph.
 fn partition(
     entry: usize,
     writable: &mut Writable<'_>,
@@ -288,7 +297,7 @@ fn partition(
             _ if folds => (false, "a graph holds no state that folds tokens".to_owned()),
             UnitPreference::Cpu => (false, "requested by `placement.attention`".to_owned()),
             UnitPreference::Graphs => (true, String::new()),
-            // The cache lives where attention lives, in every entry point.
+            // The cache is in the memory of attention's unit in every entry point.
             UnitPreference::Auto if attends(graph, &inner) && !units.graphs.attends_by_default() => {
                 let why =
                     "a graph of the unit keeps no state: attention goes there where `attention` requests it";
@@ -338,7 +347,7 @@ fn costs(module: &Module, graph: &Graph, units: &Units<'_>, nodes: &[usize], ctx
     [us(units.cpu), us(units.npu) + units.npu.launch_us()]
 }
 
-/// Whether attention is among these nodes.
+/// True if attention is among these nodes.
 fn attends(graph: &Graph, nodes: &[usize]) -> bool {
     nodes.iter().any(|&i| matches!(graph.nodes[i].op, Op::Attention(_)))
 }
@@ -351,10 +360,10 @@ struct Writable<'a> {
 }
 
 impl Writable<'_> {
-    /// Whether these nodes of a scope, which hang together, become graphs.
+    /// Checks that these connected nodes of a scope become graphs.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason why they do not, as a message for users.
     fn region(&mut self, entry: usize, scope: &Scope, nodes: &[usize]) -> std::result::Result<(), String> {
         let (module, units) = (self.module, self.units);
         let found = || units.graphs.part(module, scope, units.npu);
@@ -363,7 +372,7 @@ impl Writable<'_> {
     }
 }
 
-/// Reason that a node cannot run on the NPU, whatever it costs.
+/// Reason why a node cannot run on the NPU at any cost.
 fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
     if !units.npu.is_legal(node.op.name()) {
         return Some(row_of(units, node.op.name()));
@@ -376,7 +385,7 @@ fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
     routes.then(|| "its weights are exact: routing decides ties, and the NPU computes in f16".to_owned())
 }
 
-/// Whether an operator is a matrix product, and what graphs are made for.
+/// True for matrix products and for attention: the operators that graphs are made for.
 fn is_matrix(op: &Op) -> bool {
     matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Attention(_))
 }
@@ -393,7 +402,7 @@ fn weights(module: &Module, node: &Node, ctx: usize) -> f64 {
     }
 }
 
-/// Indices of nodes that are not refused and hang together within one scope, in ascending order.
+/// Indices of connected nodes within one scope that are not refused, in ascending order.
 fn regions(graph: &Graph, refused: &[Option<String>]) -> Vec<Vec<usize>> {
     let candidate = |i: usize| refused[i].is_none() && !matches!(graph.nodes[i].op, Op::ExpertFfn { .. });
     let mut region: Vec<usize> = (0..graph.nodes.len()).collect();
@@ -421,7 +430,7 @@ fn sources(graph: &Graph, node: &Node) -> Vec<usize> {
     node.inputs.iter().filter_map(of).collect()
 }
 
-/// Those nodes of a region that are matrices, or have one upstream and one downstream in it.
+/// The nodes of a region that are matrices, or have one upstream and one downstream in it.
 fn between_matrices(graph: &Graph, region: &[usize]) -> Vec<usize> {
     let place: HashMap<usize, usize> = region.iter().enumerate().map(|(at, &i)| (i, at)).collect();
     let inside: Vec<Vec<usize>> = region

@@ -1,25 +1,28 @@
-//! Pass `assign_units`: what accelerators compute with dynamic shapes.
+//! Pass `assign_units`: operators and experts of accelerators that take dynamic shapes.
 //!
-//! Static graphs have found their place ([`assign_residency`](super::assign_residency)); what is left is the CPU's, or goes to a unit that
-//! runs the CPU's operators: a GPU, NDP DIMMs.
+//! [`assign_residency`](super::assign_residency) has placed the static graphs. The rest runs on the CPU, or
+//! on a unit that runs the CPU's operators: a GPU or NDP DIMMs.
 //!
-//! **Experts.** A unit gets all of a layer's, a share of them, or under `auto` those that cost less there: the expected time of
-//! an expert's rows, and of bringing the rows there and back over the link, against the CPU's. The most popular come
-//! first (HybriMoE, §IV-B: what is used most lies where it is computed fastest), as many as the unit's memory has room for. An
-//! expert has one unit, and its weights are in the memory of that unit.
+//! **Experts.** A unit gets all experts of a layer or a share of them. Under `auto` it gets those that cost
+//! less there than on the CPU. Costs are the expected times of an expert's rows and of their transfer over
+//! the link and back. The most popular come first (HybriMoE, §IV-B), as many as the unit's memory has room
+//! for. An expert has one unit, and its weights are in the memory of that unit.
 //!
-//! **Attention** has one unit in all entry points, that of the KV cache. It goes to such a unit where the user says so.
+//! **Attention** has one unit in all entry points, that of the KV cache. It goes to an accelerator if the
+//! user requests it.
 //!
-//! **Mixers** that are no attention (delta rules, state spaces, short convolutions) have one unit, too, that of their states. They
-//! go where the user says, or with the rest where its unit runs all of their operators, else they are the CPU's.
+//! **Mixers** other than attention (delta rules, state spaces, short convolutions) also have one unit, that
+//! of their states. They go where the user requests. Otherwise they go with the rest if its unit runs all of
+//! their operators, else to the CPU.
 //!
-//! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
-//! experts and mixers are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
-//! combine stand with the rest where one unit has all of a layer's experts, else with the CPU, where the rows of several units
-//! meet; so do angles that hang on the length of a prompt.
+//! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user requests.
+//! Without a request it goes with attention if all experts and mixers are there and the memory holds the
+//! model. Then only tokens and logits cross a link. A dispatch and its combine go with the rest if one unit
+//! has all of a layer's experts. Otherwise they run on the CPU, where the rows of several units meet. So do
+//! angles that depend on the length of a prompt.
 //!
-//! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
-//! router's choices.
+//! No result changes: every expert computes the same rows on any unit, and `combine` adds them in the order
+//! of the router's choices.
 
 mod leaving;
 
@@ -37,7 +40,7 @@ use moec_profile::loads::Loads;
 use moec_targets::backends;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reason for a unit of experts whose unit is not fixed.
+/// Reason in the placement for a group of experts without a fixed unit. Memories of the units.
 pub const ASSIGNED: &str = "assigned anew in every step";
 
 /// Units of nodes and experts outside of static graphs.
@@ -45,15 +48,15 @@ pub const ASSIGNED: &str = "assigned anew in every step";
 pub struct UnitAssignment {
     /// Units of the plan.
     pub units: Vec<UnitRef>,
-    /// Their memories.
+    /// Memories of the units.
     pub memories: Vec<Memory>,
-    /// Links between these.
+    /// Links between the memories.
     pub links: Vec<MemoryLink>,
     /// Unit of attention.
     pub attention: u32,
-    /// Unit of mixers that are no attention.
+    /// Unit of mixers other than attention.
     pub mixer: u32,
-    /// Unit of what neither mixes tokens nor is an expert.
+    /// Unit of the rest: what neither mixes tokens nor is an expert.
     pub rest: u32,
     /// Units of experts; no layer has segments before `layout`.
     pub experts: ExpertPlacement,
@@ -82,7 +85,7 @@ impl UnitAssignment {
         Self { units, memories, links, ..Self::default() }
     }
 
-    /// Those of a plan; `module` is the Graph that it was made of.
+    /// The assignment of a plan; `module` is the Graph that the plan was made from.
     pub fn of_plan(plan: &Plan, module: &Module) -> Self {
         let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
         let steps = || {
@@ -97,7 +100,7 @@ impl UnitAssignment {
             let mut of = kernels().filter(|(s, _)| reads_state(&s.args));
             of.find(|(_, node)| node.is_some_and(|n| n.scope.role() == role)).map(|(s, _)| s.unit)
         };
-        // The first that computes something embeds tokens.
+        // The first kernel step embeds tokens.
         let rest = kernels().next().map(|(s, _)| s.unit);
         Self {
             units: plan.units.clone(),
@@ -110,7 +113,7 @@ impl UnitAssignment {
         }
     }
 
-    /// Whether the scores of routers decide who is brought into frames.
+    /// True if router scores predict the experts that are brought into cache frames.
     pub fn predicts_experts(&self) -> bool {
         self.experts.policy.cached().is_some_and(|c| c.ahead > 0)
     }
@@ -120,7 +123,7 @@ impl UnitAssignment {
         self.units.get(unit as usize).map_or(0, |u| u.memory)
     }
 
-    /// The unit of a node outside of static graphs. Experts are those of [`ExpertPlacement::of_layer`].
+    /// The unit of a node outside of static graphs; [`ExpertPlacement::of_layer`] has the units of experts.
     pub fn of_node(&self, node: &Node) -> u32 {
         match node.op {
             Op::ExpertFfn { .. }
@@ -128,13 +131,13 @@ impl UnitAssignment {
             | Op::RequestExperts { .. }
             | Op::LimitCapacity(_) => 0,
             Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
-            // Where a unit has no kernel for what the runtime does, the runtime does it.
+            // A builtin of the runtime that the unit has no kernel for runs on the CPU.
             Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
             _ => self.of_role(node.scope.role()),
         }
     }
 
-    /// The unit of what has a role, experts aside.
+    /// The unit of a role's nodes, experts aside.
     const fn of_role(&self, role: Role) -> u32 {
         match role {
             Role::Attention => self.attention,
@@ -143,7 +146,7 @@ impl UnitAssignment {
         }
     }
 
-    /// The unit that has all experts of a layer for good, where the rest of the layer is there, too.
+    /// The unit that permanently has all experts of a layer, if it also computes the rest of the layer.
     pub fn whole(&self, layer: Option<u32>) -> Option<u32> {
         match self.experts.of_layer(layer)?.1.units[..] {
             [unit] if unit != 0 && unit == self.rest => Some(unit),
@@ -151,19 +154,19 @@ impl UnitAssignment {
         }
     }
 
-    /// Whether the backend of a unit runs an operator.
+    /// True if the backend of a unit runs an operator.
     fn takes(&self, unit: u32, op: &Op) -> bool {
         let backend = self.units.get(unit as usize).and_then(|u| backends::named(&u.backend));
         backend.is_some_and(|f| f.takes(op))
     }
 
-    /// The streams of a unit, where it computes experts by them.
+    /// The NDP command streams of a unit, if it computes experts by them.
     pub fn streams(&self, unit: u32) -> Option<&'static dyn CommandStreams> {
         backends::command_streams(&self.units.get(unit as usize)?.backend)
     }
 
-    /// Experts of a layer whose matrices are in a memory beside the CPU's, ascending: those that start on its unit, or all on
-    /// targets with NDP DIMMs.
+    /// Experts of a layer whose matrices are in a memory other than the CPU's, ascending. On targets with NDP
+    /// DIMMs these are all experts, elsewhere those that start on the unit of the memory.
     pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
         let Some((_, of)) = self.experts.of_layer(Some(layer)) else { return Vec::new() };
         let cold = self.experts.policy.cold();
@@ -174,7 +177,7 @@ impl UnitAssignment {
         }
     }
 
-    /// Whether experts read a table that are no static graphs.
+    /// True if experts outside of static graphs read a table.
     pub fn divides(graph: &Graph, table: ValueId) -> bool {
         let reads = |n: &Node, v: ValueId| n.inputs.contains(&Operand::Value(v));
         graph.nodes.iter().any(|n| match n.op {
@@ -187,12 +190,13 @@ impl UnitAssignment {
     }
 }
 
-/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
-/// takes at most `budget` bytes of the memory of the unit that experts are for. With the units comes a decision for each layer some of
-/// whose experts leave the CPU, or could have.
+/// Assigns attention, mixers, experts and the rest to units and records that in the placement. Without static
+/// graphs it creates the placement. A run takes at most `budget` bytes of the memory of the unit that experts
+/// are for. Returns the units, and a decision for each layer of which experts leave the CPU or could have
+/// left it.
 ///
 /// # Errors
-/// A unit that the device has not, or that does not run what is assigned to it.
+/// Fails if the device does not have a named unit, or if that unit does not run what is assigned to it.
 pub fn assign_units(
     module: &Module,
     placement: &mut Option<Placement>,
@@ -274,7 +278,7 @@ fn of_role(module: &Module, role: Role) -> impl Iterator<Item = (&Graph, &Node)>
     nodes.filter(move |(_, n)| n.scope.role() == role)
 }
 
-/// Bytes of the states that nodes of a role read. A cache is counted in f32, which no format exceeds.
+/// Bytes of the states that nodes of a role read. Caches are counted in f32, which no other format exceeds.
 fn states(module: &Module, role: Role) -> u64 {
     let read = |i: &Operand| if let Operand::State(s) = i { Some(*s) } else { None };
     let read: BTreeSet<StateId> =
@@ -283,7 +287,8 @@ fn states(module: &Module, role: Role) -> u64 {
     bytes.sum()
 }
 
-/// Gives mixers the unit of the rest, or says which of their operators it does not run.
+/// Assigns mixers to the unit of the rest; if it does not run one of their operators, records that as the
+/// reason.
 fn follow(
     module: &Module,
     placed: &mut Placement,
@@ -302,7 +307,8 @@ fn follow(
     Ok(())
 }
 
-/// Whether the rest goes with attention: the unit has all experts, its memory holds the model, and it runs all of it.
+/// True if the rest goes with attention: the unit has all experts, its memory holds the model, and it runs
+/// all of it.
 fn follows(
     module: &Module,
     assignment: &UnitAssignment,
@@ -334,10 +340,10 @@ fn stored(weight: &Weight) -> u64 {
     (weight.format.row_bytes(cols) * rows) as u64
 }
 
-/// Takes no more than `budget` bytes of the memory of an accelerator, the first where none is named.
+/// Limits a run to `budget` bytes of the memory of an accelerator: of the named one, or else of the first.
 ///
 /// # Errors
-/// There is no such memory.
+/// Fails if there is no such memory.
 fn promise(
     assignment: &mut UnitAssignment,
     list: &UnitList<'_>,
@@ -358,7 +364,7 @@ fn promise(
     Ok(())
 }
 
-/// Bytes of experts that the memory of a unit takes: a tenth is left for activations.
+/// Bytes of a unit's memory that experts may take: a tenth is left for activations.
 fn most(assignment: &UnitAssignment, unit: u32) -> u64 {
     let capacity = assignment.memories.get(assignment.memory(unit) as usize).and_then(|m| m.capacity);
     capacity.map_or(u64::MAX, |c| c - c / 10)
@@ -376,10 +382,10 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], assignment:
         return;
     }
     regroup(table);
-    // What a static graph computes is not among the rows that are left.
+    // Rows of a static graph are not among the rows that are left.
     let allowed = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
     let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| allowed(u)).collect();
-    // Experts of static graphs are the CPU's where their rows do not pay for a launch.
+    // Experts of static graphs run on the CPU if their rows do not pay for a launch.
     units.extend(table.experts.iter().any(|row| !allowed(row.unit)).then_some(0));
     units.sort_unstable();
     units.dedup();
@@ -393,7 +399,7 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], assignment:
     });
 }
 
-/// Says where the experts of a layer start.
+/// Records where the experts of a layer start.
 pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
     let Some(table) = placed.experts.iter_mut().find(|t| t.layer == of.layer) else { return };
     for (row, &at) in table.experts.iter_mut().zip(&of.starts) {
@@ -402,8 +408,8 @@ pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
     regroup(table);
 }
 
-/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the CPU's, the
-/// experts that have moved become groups of their own, after all others.
+/// Splits CPU groups of which some experts have moved: those become groups of their own, after all others.
+/// Groups of static graphs keep their experts and their numbers, since these name their artifacts.
 fn regroup(table: &mut ExpertTable) {
     for index in 0..table.groups.len() {
         let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
@@ -411,7 +417,7 @@ fn regroup(table: &mut ExpertTable) {
         let bytes = group.bytes / group.experts.len().max(1) as u64;
         let mut by_unit: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         group.experts.iter().for_each(|e| by_unit.entry(unit(e)).or_default().push(*e));
-        // The first part takes the place of the whole.
+        // The first part keeps the number of the whole group.
         let stay = if by_unit.contains_key(&group.unit) {
             group.unit
         } else {
@@ -463,10 +469,10 @@ pub(super) fn size(module: &Module, layer: u32) -> Size {
     size
 }
 
-/// Whether a unit runs an operator.
+/// Checks that a unit runs an operator.
 ///
 /// # Errors
-/// That it does not, naming both.
+/// Fails with the names of both if it does not.
 fn runs(accelerator: DynamicUnit<'_>, node: &Node) -> Result<()> {
     let (op, unit) = (node.op.name(), &accelerator.unit.name);
     if accelerator.unit.is_legal(op) && accelerator.backend.takes(&node.op) {
@@ -476,7 +482,7 @@ fn runs(accelerator: DynamicUnit<'_>, node: &Node) -> Result<()> {
         .hint("leave it on the CPU: `\"auto\"` or `\"cpu\"` under `[placement]`"))
 }
 
-/// Gives the nodes of a role in all layers to a unit.
+/// Assigns the nodes of a role in all layers to a unit.
 fn assign(
     module: &Module,
     placed: &mut Placement,
@@ -491,13 +497,13 @@ fn assign(
     Ok(())
 }
 
-/// Says where a node runs, and why.
+/// Records the unit of a node, and the reason.
 fn place(placed: &mut Placement, graph: &Graph, node: &Node, unit: u32, why: &str) {
     let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
     list(placed, OpPlace { entry, scope, op, unit, nodes: 0, why: why.to_owned() });
 }
 
-/// Whether a unit runs the experts of a layer.
+/// True if a unit runs the experts of a layer.
 pub(super) fn takes_experts(module: &Module, layer: u32, accelerator: DynamicUnit<'_>) -> Result<()> {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
     let of = nodes.filter(|n| n.scope.layer == Some(layer));
@@ -508,7 +514,7 @@ pub(super) fn takes_experts(module: &Module, layer: u32, accelerator: DynamicUni
     of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(accelerator, n))
 }
 
-/// Says which units run experts.
+/// Adds a placement row for each unit that runs experts.
 pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &UnitAssignment) {
     for graph in &module.entries {
         for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
@@ -535,7 +541,7 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &
     }
 }
 
-/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the CPU's.
+/// Counts a node in its row of the placement. A row that is new replaces that of the CPU.
 fn list(placed: &mut Placement, row: OpPlace) {
     let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
     if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {
@@ -546,10 +552,10 @@ fn list(placed: &mut Placement, row: OpPlace) {
     placed.ops.push(OpPlace { nodes: 1, ..row });
 }
 
-/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
+/// Builds one table per MoE layer for dynamic shapes: every expert has its own group and no capacity.
 ///
 /// # Errors
-/// More experts than a plan can hold.
+/// Fails if there are more experts than a plan can hold.
 pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
     let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
     let mut tables = Vec::new();

@@ -1,13 +1,13 @@
-//! Pass `barriers`: which steps wait, and for what.
+//! Pass `barriers`: barriers between steps of the CPU, and dependencies between steps of different units.
 //!
-//! All threads of the CPU walk its steps together. A step must wait for the others only where it
-//! conflicts with a step since the last barrier: one of the two writes bytes that the other touches.
+//! All threads of the CPU walk its steps together. A step waits for the other threads only if it conflicts
+//! with a step since the last barrier. Two steps conflict if one of them writes bytes that the other touches.
 
 use moec_ir::access::{Access, Accesses};
 use moec_ir::plan::{Entry, Plan};
 
-/// Sets `barrier` and `deps` of every step. Barriers are among the CPU's steps alone: other units run theirs in order,
-/// and steps of different units wait for each other by their dependencies.
+/// Sets `barrier` and `deps` of every step. Only steps of the CPU have barriers: other units run their steps
+/// in order. Steps of different units wait for each other by their dependencies.
 pub fn barriers(plan: &mut Plan) {
     let mut entries = std::mem::take(&mut plan.entries);
     let accesses = Accesses::new(plan);
@@ -28,7 +28,7 @@ pub fn barriers(plan: &mut Plan) {
     plan.entries = entries;
 }
 
-/// Steps of each entry that the others must wait before, for reports.
+/// Number of steps of an entry with a barrier, for reports.
 pub fn count(entry: &Entry) -> usize {
     entry.steps.iter().filter(|s| s.barrier).count()
 }
@@ -47,7 +47,8 @@ fn dependencies(touched: &[Vec<Access>], at: usize) -> Vec<u32> {
             for t in theirs {
                 touches = true;
                 wrote |= t.write;
-                // A step that wrote all of it has waited for all earlier users. Buffers that share a part of their bytes have not.
+                // A step that wrote all of these bytes has waited for all earlier users. Steps that share
+                // only part of the bytes have not.
                 covers |= t.write && t.bytes.start <= mine.bytes.start && mine.bytes.end <= t.bytes.end;
             }
             if wrote || (touches && mine.write) {

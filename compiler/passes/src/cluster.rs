@@ -1,23 +1,25 @@
-//! Pass `cluster`: experts whose gates leave zeros become neurons, the hottest first.
+//! Pass `cluster`: turns experts whose gates leave zeros into neurons, the hottest first.
 //!
-//! A neuron is what is computed or skipped: a row of gate, a row of up and a column of down, which lie together (PowerInfer-2,
-//! §3.1 and §4.4). Where a gate is ReLU or one of its kind, few rows leave most neurons at 0, so that decoding need not read
-//! them (§2.2). Which neurons are hot is what calibration saw (§5): they stand before every expert, so that any number
-//! of the hottest is one piece.
+//! A neuron is a row of gate, a row of up and a column of down. It is computed or skipped as a whole, and
+//! stored together (PowerInfer-2, §3.1 and §4.4). With ReLU or a similar gate, few rows leave most neurons at
+//! 0, so that decoding need not read them (§2.2). Calibration records which neurons are hot (§5). These come
+//! first in every expert, so that any number of the hottest is contiguous.
 //!
 //! ```text
 //! y = expert_ffn(x, table, gate_up, down)   →   y = neuron_ffn(x, table, neurons)
 //! neurons[e, i] = gate_up[e, i] | gate_up[e, I + i] | down[e, :, i], in the order of the layer
 //! ```
 //!
-//! No result changes but for the order of sums.
+//! Results change only by the order of sums.
 //!
 //! A dense network is an expert that every row chooses (`dense`).
 //!
-//! Where experts stay on disk, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
+//! If experts stay on disk, gates are separate and stay in memory. Up and down of a neuron are one read
+//! (§4.3, §4.4):
 //!
 //! ```text
-//! y = neuron_ffn(x, table, gates, up_down)    gates[e, i] = gate_up[e, i], up_down[e, i] = gate_up[e, I + i] | down[e, :, i]
+//! y = neuron_ffn(x, table, gates, up_down)
+//! gates[e, i] = gate_up[e, i], up_down[e, i] = gate_up[e, I + i] | down[e, :, i]
 //! ```
 
 mod dense;
@@ -29,27 +31,28 @@ use moec_ir::{Axis, Format, Glu, Graph, Module, Node, Op, Operand, Weight, Weigh
 use moec_profile::Profile;
 use std::collections::HashMap;
 
-/// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
-/// are read as fast (`docs/neurons.md`).
+/// Share of neurons that must be 0 while one token is decoded for `auto` to skip them. It is slightly above
+/// the share at which reading whole experts is as fast (`docs/neurons.md`).
 pub const fn worth(format: Format) -> f64 {
     if format.is_quantised() { 0.6 } else { 0.5 }
 }
 
 /// Recorded activity of a layer's neurons.
 pub trait Activity {
-    /// Share of them that are 0 for one token, of the experts that it chose; `None` where nothing was seen.
+    /// Share of the neurons that are 0 for one token, of the experts that it chose; `None` if nothing was
+    /// recorded.
     fn zeros(&self, layer: u32) -> Option<f64>;
-    /// Share of them whose gate after SiLU has a smaller magnitude; `None` where nothing was seen.
+    /// Share of the neurons whose gate after SiLU has a smaller magnitude; `None` if nothing was recorded.
     fn below(&self, _layer: u32, _magnitude: f32) -> Option<f64> {
         None
     }
-    /// Neurons of an expert, the hottest first; `None` where nothing was seen.
+    /// Neurons of an expert, the hottest first; `None` if nothing was recorded.
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>>;
 }
 
 impl Activity for Profile {
     fn zeros(&self, layer: u32) -> Option<f64> {
-        // Zeros below a threshold are none that may be skipped.
+        // Zeros below a threshold may not be skipped.
         self.neurons(layer).filter(|counts| counts.is_exact())?.zeros(0, 1)
     }
 
@@ -63,7 +66,7 @@ impl Activity for Profile {
     }
 }
 
-/// Nothing was seen: no zeros are known, and neurons stay where they are.
+/// No recorded activity: no zeros are known, and neurons keep their order.
 #[derive(Clone, Copy, Debug)]
 pub struct Unseen;
 
@@ -80,12 +83,12 @@ impl Activity for Unseen {
 /// Weights of a layer's experts: gate and up, down.
 type Halves = [WeightId; 2];
 
-/// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` requests it;
-/// `auto` where enough zeros were seen. `paged`: experts stay on disk, all of them by neurons or none: `auto` leaves them whole,
-/// and a user who knows better says `on` ([`super::reads`]).
+/// Turns experts, and dense networks that are in memory, into neurons if that changes no result and `skip`
+/// requests it. `auto` requires enough recorded zeros. With `paged`, experts stay on disk, and all or none
+/// become neurons: `auto` leaves them whole, and `on` turns them ([`super::reads`]).
 ///
 /// # Errors
-/// `on` for a model none of whose experts can be turned, or, where they stay on disk, not all.
+/// Fails with `on` if no expert can be turned, or, with `paged`, if not all can.
 pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
     let zeros = |layer, glu| match glu {
         Glu::Cats { threshold } => seen.below(layer, threshold),
@@ -148,24 +151,26 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     Ok(())
 }
 
-/// Function that joins gate and up of a node that becomes neurons, and its weights; `None`: it stays.
+/// Function that joins gate and up of a node that becomes neurons, and its weights; `None` if the node is not
+/// turned.
 fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     let &Op::ExpertFfn { glu, bias: false, fixed: false } = &node.op else { return None };
     let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
         return None;
     };
-    // Formats of a checkpoint's codes share scales along rows of the weights as they are, and down's would run across.
+    // Formats of a checkpoint's codes share scales along rows of the original weights; neurons would need
+    // scales of down across its rows.
     let format = module.weight(gate_up).format;
     let suits = format == module.weight(down).format && !format.is_published();
     (glu.skips() && suits).then_some((glu, [gate_up, down]))
 }
 
-/// Gate and up, and down, of experts that can become neurons; `None`: they stay whole.
+/// Weights of experts that can become neurons, gate and up, then down; `None` if they stay whole.
 pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
     turned(module, node).map(|(_, halves)| halves)
 }
 
-/// The weight of bundles; where neurons stay on disk, that of gates, and that of what else there is.
+/// The weight of neuron bundles. If neurons stay on disk, that of the gates, and that of the rest.
 fn bundle(
     module: &mut Module,
     [gate_up, down]: Halves,
@@ -210,8 +215,8 @@ fn bundle(
     (first..module.weights.len() as u32).map(WeightId).collect()
 }
 
-/// The orders of all experts in one; `None` where no neuron moves. An expert of which nothing was seen, or something
-/// else than its neurons, keeps its order.
+/// The orders of all experts in one list; `None` if no neuron moves. An expert keeps its order if nothing was
+/// recorded of it, or if its recorded order is not a permutation of its neurons.
 pub(super) fn order(experts: &[Option<Vec<usize>>], inter: usize) -> Option<Vec<u32>> {
     let usual = || (0..inter).collect::<Vec<_>>();
     let whole = |order: &Vec<usize>| {
@@ -279,7 +284,7 @@ mod tests {
         assert_eq!(names, ["embed", "layers.1.gate_up", "layers.1.down", "router", "layers.0.neurons"]);
         let text = module.weights[4].expr.to_string();
         assert!(text.starts_with("arrange [0, 1, 2, 2, 1, 0] (concat cols(slice rows 0:3:1"), "{text}");
-        // Nothing was seen: nothing is known to pay.
+        // Nothing was recorded: nothing is known to pay.
         let mut module = experts("relu");
         cluster(&mut module, Skip::Auto, &Unseen, false).unwrap();
         assert_eq!(module, experts("relu"));
@@ -338,7 +343,7 @@ mod tests {
             moec_ir::verify::module(&module).unwrap();
             module.weights.iter().filter(|w| w.name.ends_with("neurons")).count()
         };
-        // The first layer has nothing below; of the second its threshold's share.
+        // The first layer has no gates below the threshold, the second has that threshold's share.
         assert_eq!([of(0.4, Skip::Auto), of(0.6, Skip::Auto)], [0, 1]);
         assert_eq!([of(0.4, Skip::On), of(0.6, Skip::Off)], [2, 0]);
     }

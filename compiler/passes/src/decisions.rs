@@ -1,7 +1,7 @@
-//! `decisions.json` of a bundle: what was decided while it was built, and why. `moec explain` reads it.
+//! `decisions.json` of a bundle: the decisions of its build, with reasons. `moec explain` reads it.
 //!
-//! Whatever chooses among alternatives leaves a [`Decision`], which is printed by one printer; schedules of matrix kernels, which are many
-//! and have loads and predictions beside, are [`KernelDecision`]s.
+//! Every choice among alternatives leaves a [`Decision`], which one printer prints. Schedules of matrix
+//! kernels, which are many and come with loads and predictions, are [`KernelDecision`]s.
 
 use moec_config::Rounding;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 /// Version of the file.
 pub const VERSION: u32 = 2;
 
-/// Fields of a schedule that a kernel looks at, by name.
+/// Fields of a schedule that a kernel reads, by name.
 pub type Pieces = BTreeMap<String, usize>;
 
-/// Numbers by name. A name ends in its unit (`_bytes`, `_share` of 1, `_us`, `_ms`, `_mj`, `_nats`), or it is a count.
+/// Numbers by name. A name ends in its unit (`_bytes`, `_share` of 1, `_us`, `_ms`, `_mj`, `_nats`); any
+/// other is a count.
 pub type Figures = BTreeMap<String, f64>;
 
 /// The file.
@@ -38,7 +39,7 @@ pub struct Decisions {
     pub kernels: Vec<KernelDecision>,
     /// Other decisions, in the order of the build.
     pub decisions: Vec<Decision>,
-    /// Recorded choices of experts, by layer, where the build took a profile.
+    /// Recorded choices of experts, by layer, if the build took a profile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_use: Vec<ExpertUse>,
 }
@@ -57,72 +58,72 @@ pub struct ExpertUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The pass that decided (`moec passes` lists them), what is requested before passes run (`size` and `threshold` of
-    /// `model.toml`), or `legalise`: what a backend makes of a graph.
+    /// The pass that decided (`moec passes` lists them). Otherwise `size` or `threshold`, which `model.toml`
+    /// requests before passes run, or `legalise` for the changes that a backend makes to a graph.
     pub pass: String,
-    /// About what. The same thing in several layers, or of several weights, has one subject.
+    /// Subject of the decision. The same thing in several layers, or of several weights, has one subject.
     pub subject: String,
-    /// In which layer, where each has its own.
+    /// Layer, if each has its own decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<u32>,
-    /// Of which weights, by their names before any rewriting.
+    /// Weights that it is about, by their names before any rewriting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<String>,
-    /// The choice.
+    /// The chosen alternative.
     pub chosen: String,
     /// Reason.
     pub reason: String,
     /// Figures of the choice.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub figures: Figures,
-    /// All that could have been taken, and what was, if it was compared.
+    /// All alternatives, the chosen one included, if they were compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alternatives: Vec<Alternative>,
 }
 
-/// Alternative that could have been taken.
+/// An alternative of a decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {
-    /// As [`Decision::chosen`] names it.
+    /// Name, as in [`Decision::chosen`].
     pub what: String,
-    /// Figures that were measured, simulated or estimated of it.
+    /// Measured, simulated or estimated figures of it.
     pub figures: Figures,
 }
 
 impl Decision {
-    /// A decision with its reason, and nothing else.
+    /// A decision with its reason only.
     pub fn new(pass: &str, subject: &str, chosen: impl Into<String>, reason: impl Into<String>) -> Self {
         let (pass, subject) = (pass.to_owned(), subject.to_owned());
         Self { pass, subject, chosen: chosen.into(), reason: reason.into(), ..Self::default() }
     }
 
-    /// In this layer.
+    /// Sets the layer.
     #[must_use]
     pub fn in_layer(self, layer: u32) -> Self {
         Self { layer: Some(layer), ..self }
     }
 
-    /// With these figures.
+    /// Adds figures.
     #[must_use]
     pub fn with(mut self, figures: &[(&str, f64)]) -> Self {
         self.figures.extend(named(figures));
         self
     }
 
-    /// With one more alternative.
+    /// Adds an alternative.
     #[must_use]
     pub fn or(mut self, what: impl Into<String>, figures: &[(&str, f64)]) -> Self {
         self.alternatives.push(Alternative { what: what.into(), figures: named(figures).collect() });
         self
     }
 
-    /// A figure of what was taken.
+    /// A figure of the chosen alternative.
     pub fn figure(&self, name: &str) -> Option<f64> {
         self.figures.get(name).copied()
     }
 
-    /// The alternative that was taken, where there were some.
+    /// The chosen alternative, if alternatives were compared.
     pub fn taken(&self) -> Option<&Alternative> {
         self.alternatives.iter().find(|a| a.what == self.chosen)
     }
@@ -162,9 +163,9 @@ fn named(figures: &[(&str, f64)]) -> impl Iterator<Item = (String, f64)> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// Of what.
+    /// Name of the figure.
     pub what: String,
-    /// In `unit`.
+    /// Value, in `unit`.
     pub value: f64,
     /// `GOP/s` or `GB/s`.
     pub unit: String,
@@ -192,7 +193,7 @@ pub struct KernelDecision {
     pub kind: String,
     /// Entry point.
     pub entry: String,
-    /// Rows of a call that was planned for.
+    /// Rows of the call that the schedule was planned for.
     pub rows: usize,
     /// Load of such a call.
     pub load: DecisionLoad,
@@ -208,7 +209,7 @@ pub struct KernelDecision {
     pub by: By,
     /// Prediction of the cost model.
     pub predicted: Predicted,
-    /// Measured times of a part of the matrix, in every schedule that was tried.
+    /// Measured times of a part of the matrix, for every schedule that was tried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
 }
@@ -219,7 +220,7 @@ pub struct KernelDecision {
 pub struct DecisionLoad {
     /// Matrices.
     pub matrices: usize,
-    /// Rows that are multiplied by each.
+    /// Rows that multiply each matrix.
     pub rows: usize,
     /// Input channels.
     pub k: usize,
@@ -239,7 +240,7 @@ pub struct Predicted {
     pub gb_per_s: f64,
     /// `arithmetic` or `memory`.
     pub bound: String,
-    /// Arithmetic with what the schedule adds, over arithmetic without.
+    /// Arithmetic including that added by the schedule, divided by arithmetic without it.
     pub overhead: f64,
 }
 
@@ -258,7 +259,7 @@ pub fn pieces(target: &CpuTarget, spec: &KernelSpec, schedule: Schedule) -> Piec
     target.pieces(spec, schedule).into_iter().map(|(knob, value)| (knob.name().to_owned(), value)).collect()
 }
 
-/// The schedule of these fields; `None` where a name is none or the target has no such kernels.
+/// The schedule of these fields; `None` if a name is invalid or the target has no such kernels.
 pub fn schedule(target: &CpuTarget, pieces: &Pieces) -> Option<Schedule> {
     let knob = |name: &str| Knob::ALL.into_iter().find(|k| k.name() == name);
     let all = pieces.iter().map(|(name, value)| Some((knob(name)?, *value))).collect::<Option<Vec<_>>>()?;

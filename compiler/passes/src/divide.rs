@@ -1,7 +1,8 @@
-//! Experts of decoding between two units: hot neurons in static graphs, cold ones in kernels (PowerInfer-2, §4.1.2 and §4.1.3).
+//! Experts of decoding on two units: hot neurons in static graphs, cold ones in kernels (PowerInfer-2, §4.1.2
+//! and §4.1.3).
 //!
-//! Part of pass `cluster`, for layers whose hot neurons are networks. Both take the rows that the router gave an expert, and the
-//! unit begins first:
+//! This is part of pass `cluster`, for layers whose hot neurons are networks. Both parts take the rows that
+//! the router gave an expert, and the unit of the graphs begins first:
 //!
 //! ```text
 //! y = expert_ffn(x, table, gate_up, down)        a = expert_ffn(x, table, hot gate_up, hot down) {fixed}
@@ -9,8 +10,8 @@
 //!                                                out = combine(a, table, weights) + combine(b, table, weights)
 //! ```
 //!
-//! Each batch has a share of its own. The hot weights are of the Graph alone: nothing packs them, since the graph has them. Prompts keep
-//! whole experts.
+//! Each batch size has its own share. Hot weights are not packed, since only the static graph uses them.
+//! Prompts take whole experts.
 
 use super::cluster::order;
 use super::outline_graphs::Routed;
@@ -23,10 +24,11 @@ use moec_ir::{
     WeightExpr, WeightId,
 };
 
-/// Divides the experts of layers, for every batch that has hot neurons. Beside each layer the neurons of its experts, the hottest first.
+/// Divides the experts of layers, for every batch that has hot neurons. Each layer comes with the neurons of
+/// its experts, the hottest first.
 ///
 /// # Errors
-/// A layer of another form than `lower` gives: our bug.
+/// A bug of the compiler: a layer that is not of the form that `lower` makes.
 pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Result<()> {
     for (layer, orders) in layers {
         let other_form = || Error::bug(format!("the experts of layer {} have another form", layer.layer));
@@ -46,15 +48,15 @@ pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Resu
     Ok(())
 }
 
-/// The weights of both sides.
+/// The weights of hot and cold neurons.
 struct Halves {
     /// `[E, 2n, H]` and `[E, H, n]`
     hot: [WeightId; 2],
-    /// `[E, I - n, 3H]`; `None` where all neurons are hot.
+    /// `[E, I - n, 3H]`; `None` if all neurons are hot.
     cold: Option<WeightId>,
 }
 
-/// The format of cold neurons: rows of a bundle have scales of their own, and not those of output channels.
+/// The format of cold neurons: rows of a bundle have their own scales instead of those of output channels.
 const fn cold_format(experts: Format) -> Format {
     if experts.is_by_channel() { Format::Q4 } else { experts }
 }
@@ -119,7 +121,7 @@ fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &Halves) 
     let there = patch.value(graph.ty(slots).clone());
     patch.add(at, expert(fixed, &halves.hot, there));
     patch.add(at, expert(Op::NeuronFfn { glu, paged: None, predict: None }, &[cold], slots));
-    // What the CPU has is weighted while the unit computes.
+    // The CPU weights its part while the unit computes.
     let end = NodeId(routed.combine as u32);
     patch.remove(end);
     let sums = [slots, there].map(|y| {
@@ -134,7 +136,7 @@ fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &Halves) 
     Some(patch)
 }
 
-/// Says in a placement where the experts of decoding are now.
+/// Records the new units of the experts of decoding in a placement.
 pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
     for graph in module.entries.iter().filter(|g| !g.kind.is_prefill()) {
         let count = |is: fn(&Op) -> bool| graph.nodes.iter().filter(|n| is(&n.op)).count() as u32;
@@ -153,7 +155,7 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
             OpPlace { unit, nodes, op, why, ..row.clone() }
         });
         placement.ops.splice(at..at, parts);
-        // Of layers without hot neurons the rest is as it was.
+        // Rows of layers without hot neurons stay as they were.
         placement.ops.iter_mut().filter(|o| own(o)).for_each(|o| o.nodes = o.nodes.min(whole));
         placement.ops.retain(|o| o.nodes > 0);
     }

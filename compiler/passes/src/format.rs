@@ -5,11 +5,11 @@ use moec_config::Weights;
 use moec_ir::{Format, Module, Weight, WeightClass};
 use std::collections::BTreeMap;
 
-/// Formats of weights by the names that lowering gives them, where they are not those of their class.
+/// Formats of weights by the names that lowering gives them, if they differ from those of their class.
 pub type Formats = BTreeMap<String, Format>;
 
-/// Sets the formats that `model.toml` requests, but for weights that `chosen` names. Norms, biases, routers and frequencies stay f32, as does
-/// whatever has one axis only: its kernels read plain numbers.
+/// Sets the formats that `model.toml` requests, except for weights that `chosen` names. Norms, biases,
+/// routers and frequencies stay f32, as do all weights with one axis: their kernels read plain numbers.
 pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
     for weight in &mut module.weights {
         let class = if weight.shape.len() > 1 { weight.class } else { WeightClass::Exact };
@@ -17,11 +17,11 @@ pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
     }
 }
 
-/// Checks that static graphs of `unit` need not hold weights in a format that is there for what a checkpoint stores: graphs have formats of
-/// their own, and would round codes once more.
+/// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes. Graphs have
+/// formats of their own and would round the codes again.
 ///
 /// # Errors
-/// The first weight that is stored so.
+/// Fails at the first such weight.
 pub fn suits_graphs(module: &Module, unit: &str) -> Result<()> {
     let Some(weight) = module.weights.iter().find(|w| w.format.is_published()) else { return Ok(()) };
     let Weight { name, class, format, .. } = weight;

@@ -1,12 +1,13 @@
-//! Pass `fuse`: steps that hand each other rows become one.
+//! Pass `fuse`: joins steps that pass rows to each other.
 //!
-//! What a step writes and the next one reads passes through memory in between, and steps that do little to a row take as
-//! long as that takes. Where the target has one kernel for both, the second step goes, and with it the rows between them
-//! if nothing else reads them. The target's rules keep every sum, product and rounding, so results are the same bits.
+//! The rows between two steps pass through memory, and steps that compute little per row take as long as
+//! that. If the target has one kernel for both, the second step is removed. So are the rows between them if
+//! no other step reads them. The target's rules keep every sum, product and rounding, so that results are
+//! bitwise equal.
 //!
-//! It stands after `layout`, since kernels are what is joined, not operators: the rows that a matrix multiplies, brought
-//! into its form once for all matrices that read them, are no node of the Graph. Every buffer still has a place of its own,
-//! so a step may stand wherever its operands are written.
+//! This pass comes after `layout`, since it joins kernels, not operators. For example, rows converted once
+//! for all matrices that multiply them are not a node of the Graph. Every buffer still has its own bytes, so
+//! that a step may move to any point where its operands are written.
 
 use moec_base::error::{Error, Result};
 use moec_cpu::{CpuTarget, FusePosition, Fused, KernelSpec, Operand};
@@ -14,10 +15,10 @@ use moec_ir::graph::INPUTS;
 use moec_ir::plan::{Arg, Code, Entry, Plan, Step};
 use std::collections::HashMap;
 
-/// Joins steps wherever the target does, in every entry point.
+/// Joins steps in every entry point wherever the target has a joined kernel.
 ///
 /// # Errors
-/// A plan whose steps name kernels or buffers that it does not have: our bug.
+/// A bug of the compiler: a plan whose steps name kernels or buffers that it does not have.
 pub fn fuse(plan: &mut Plan, kernels: &mut Vec<KernelSpec>, target: &CpuTarget) -> Result<()> {
     let mut entries = std::mem::take(&mut plan.entries);
     let mut all = Kernels::of(std::mem::take(kernels), plan, target);
@@ -25,7 +26,7 @@ pub fn fuse(plan: &mut Plan, kernels: &mut Vec<KernelSpec>, target: &CpuTarget) 
         let mut at = 0;
         while at < entry.steps.len() {
             match find(entry, &all, at) {
-                // The step that reads is gone, or may now be read by a rule again.
+                // The reading step is gone, or another rule may now match it.
                 Some(pair) => at = apply(entry, &mut all, pair)?,
                 None => at += 1,
             }
@@ -41,7 +42,7 @@ pub fn fuse(plan: &mut Plan, kernels: &mut Vec<KernelSpec>, target: &CpuTarget) 
 /// Kernels by their symbols.
 struct Kernels<'t> {
     target: &'t CpuTarget,
-    /// The plan without its entry points, whose kernels are these.
+    /// The plan without its entry points, with these kernels.
     plan: &'t mut Plan,
     specs: Vec<KernelSpec>,
     ids: HashMap<String, u32>,
@@ -78,7 +79,7 @@ struct Pair {
     fused: Fused,
 }
 
-/// The writer of what step `reader` reads with which it becomes one.
+/// The writer of an operand of step `reader` that it can be joined with.
 fn find(entry: &Entry, kernels: &Kernels<'_>, reader: usize) -> Option<Pair> {
     let step = &entry.steps[reader];
     let spec = kernels.of_step(step)?;
@@ -94,7 +95,7 @@ fn find(entry: &Entry, kernels: &Kernels<'_>, reader: usize) -> Option<Pair> {
         let times = entry.steps.iter().flat_map(|s| &s.args).filter(|a| is_of(a, buffer)).count();
         let joins =
             from.args[result] == step.args[operand] && from.rows == step.rows && from.unit == step.unit;
-        // Once it is written and once it is read.
+        // One use writes it and one reads it.
         let sole = times == 2;
         let fused = kernels
             .target
@@ -108,7 +109,8 @@ fn is_of(arg: &Arg, buffer: u32) -> bool {
     matches!(arg, Arg::Buffer(b, _) if *b == buffer)
 }
 
-/// The step that writes a buffer, and the argument by which it does, if there is one such step.
+/// The only step that writes a buffer, and the argument by which it does; `None` if there are several or
+/// none.
 fn only_writer(entry: &Entry, plan: &Plan, buffer: u32) -> Option<(usize, usize)> {
     let mut found = entry.steps.iter().enumerate().flat_map(|(at, step)| {
         let results = plan.results(step).indices();
@@ -118,7 +120,7 @@ fn only_writer(entry: &Entry, plan: &Plan, buffer: u32) -> Option<(usize, usize)
     found.next().is_none().then_some(first)
 }
 
-/// Puts one step in the place of two. Gives where to look on: at the step itself, which may be joined again.
+/// Replaces two steps by one. Returns the next index to look at: the joined step, which may be joined again.
 fn apply(entry: &mut Entry, kernels: &mut Kernels<'_>, pair: Pair) -> Result<usize> {
     let Pair { writer, reader, fused } = pair;
     let (from, to) = (&entry.steps[writer], &entry.steps[reader]);
@@ -137,7 +139,7 @@ fn apply(entry: &mut Entry, kernels: &mut Kernels<'_>, pair: Pair) -> Result<usi
     Ok(if gone < kept { kept - 1 } else { gone.min(entry.steps.len()) })
 }
 
-/// Takes out buffers that no step touches, and the places that values had in them.
+/// Removes buffers that no step touches, and the places that values had in them.
 fn drop_unused(entry: &mut Entry) {
     let touched = |b: usize| {
         b < INPUTS
@@ -162,7 +164,7 @@ fn drop_unused(entry: &mut Entry) {
     entry.buffers.retain(|_| at.next().is_some_and(|k| *k));
 }
 
-/// Takes out kernels that no step calls.
+/// Removes kernels that no step calls.
 fn used(plan: &mut Plan, kernels: &mut Vec<KernelSpec>) -> Result<()> {
     let codes = || plan.entries.iter().flat_map(|e| &e.steps).map(|s| s.code);
     let calls = |id: usize| codes().any(|code| code == Code::Kernel(id as u32));

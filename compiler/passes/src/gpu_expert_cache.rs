@@ -1,14 +1,16 @@
-//! Experts that the CPU and a unit with cache frames divide while the plan runs (HybriMoE, §IV): who can run them, what that
-//! costs, and, in pass `size_gpu_expert_cache`, how many frames there are and who begins in them.
+//! Experts that the CPU and a unit with cache frames divide at run time (HybriMoE, §IV): the units that can
+//! run them, and the costs. Pass `size_gpu_expert_cache` sets the number of frames and their initial experts.
 //!
-//! All experts lie where the CPU reads them. The memory of one other unit holds some of them besides, in frames that all layers
-//! share; [`moec_runtime::schedule`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
-//! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
-//! CPU and on the link between them.
+//! All experts are in the memory that the CPU reads. The memory of one other unit also holds some of them, in
+//! frames that all layers share. [`moec_runtime::schedule`] divides each layer's experts after its router has
+//! run, and brings others into frames. `[placement] policy` names the system that divides them. This pass
+//! computes what is known at compile time: the cost of an expert on the unit, on the CPU and on the link
+//! between them.
 //!
-//! A frame is a promise, as `[memory] budget` is: `size_gpu_expert_cache` stands at the end, since what all else takes of the other memory is known
-//! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
-//! ([`mod@moec_sim::resident`]).
+//! The number of frames is a limit, as `[memory] budget` is. `size_gpu_expert_cache` is therefore one of the
+//! last passes: by then it is known what everything else takes of the other memory. Replays of recorded
+//! routing ([`mod@moec_sim::resident`]) choose the experts that begin in a frame, those that are pinned
+//! there, and the policy for the other frames.
 
 use super::assign_units::{UnitAssignment, expert_rows, expert_tables, settle, size, takes_experts};
 use super::plan_expert_schedule::{alike, curve, window_us, without_costs};
@@ -27,7 +29,7 @@ use moec_sim::cache::Trace;
 use moec_sim::resident::{Prices, resident};
 use moec_sim::systems::{self, MOEC};
 
-/// Of the cache frames that stay for good, one in so many is for those that pass through.
+/// One in so many of the permanent cache frames is used for experts that pass through.
 const PASSING: usize = 4;
 
 /// The unit with cache frames.
@@ -48,7 +50,7 @@ fn hot<'a>(list: &UnitList<'a>, options: &moec_config::PlacementConfig) -> Resul
         )
         .hint("take a target with a GPU (`moec targets`), or leave `policy` out")
     })?;
-    if list.has_ndp_dimms {
+    if list.has_near_data {
         return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
             .because("with NDP DIMMs, experts are assigned by TriMoE's schedule")
             .hint(
@@ -58,11 +60,11 @@ fn hot<'a>(list: &UnitList<'a>, options: &moec_config::PlacementConfig) -> Resul
     Ok(accelerator)
 }
 
-/// Checks that a device has what `policy` under `[placement]` requires, before a model is read: a unit with cache frames, and the cost
-/// of an expert there and on the CPU.
+/// Checks that a device has what `policy` under `[placement]` requires, before a model is read. That is a
+/// unit with cache frames, and the cost of an expert there and on the CPU.
 ///
 /// # Errors
-/// What the device lacks.
+/// Fails if the device has no such unit or lacks a cost.
 pub fn check(list: &UnitList<'_>, options: &moec_config::PlacementConfig) -> Result<()> {
     if options.policy.is_none_or(|system| system.keeps == Keeps::Layers) {
         return Ok(());
@@ -72,10 +74,11 @@ pub fn check(list: &UnitList<'_>, options: &moec_config::PlacementConfig) -> Res
     silent.map_or(Ok(()), |unit| Err(without_costs(list.device, unit)))
 }
 
-/// Gives every layer of experts two units that share frames; [`size_gpu_expert_cache`] says which experts begin in one.
+/// Gives every layer of experts two units that share frames; [`size_gpu_expert_cache`] chooses the initial
+/// experts of frames.
 ///
 /// # Errors
-/// A device without such a unit, or one that does not say what experts cost; layers that differ.
+/// Fails if the device has no such unit or no costs of experts, or if layers differ.
 pub fn plan_gpu_expert_cache(
     module: &Module,
     placement: &mut Option<Placement>,
@@ -118,7 +121,7 @@ pub fn plan_gpu_expert_cache(
     };
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
     for &layer in &experts {
-        // One of each layer, until it is known how many there are.
+        // One expert of each layer, until the number of frames is known.
         let starts = (0..most).map(|e| u32::from(e == 0)).collect();
         let of = ExpertLayer { layer, units: units.clone(), starts, ..ExpertLayer::default() };
         settle(placed, &of);
@@ -152,20 +155,20 @@ pub fn plan_gpu_expert_cache(
 /// Options of the user.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameOptions<'a> {
-    /// System that divides.
+    /// System that divides the experts.
     pub system: &'static System,
     /// Preferred unit of experts, with a share of all.
     pub experts: &'a UnitSetting,
-    /// Experts of each layer in frames, on average.
+    /// Average number of experts of each layer in frames.
     pub cached: Option<u32>,
-    /// Microseconds that reading an expert from disk takes, where they stay there.
+    /// Microseconds to read an expert from disk, if experts stay there.
     pub disk_us: f64,
 }
 
-/// Gives the frames of a plan that is final otherwise their number, and says who begins in them.
+/// Sets the number of frames, and their initial experts, in a plan that is otherwise final.
 ///
 /// # Errors
-/// Fewer frames than layers.
+/// Fails if there are fewer frames than layers.
 pub fn size_gpu_expert_cache(
     plan: &mut Plan,
     options: FrameOptions<'_>,
@@ -213,11 +216,11 @@ struct Room {
     /// Unit and memory of the frames.
     unit: u32,
     memory: u32,
-    /// Bytes that a run may take there, if that is limited, and those of a frame.
+    /// Limit of the bytes that a run may take there, if any; then the bytes of a frame.
     limit: Option<u64>,
     each: u64,
     frames: usize,
-    /// Layers, and experts of all of them.
+    /// Number of layers, and of the experts of all layers.
     layers: usize,
     experts: usize,
 }
@@ -258,7 +261,7 @@ impl Room {
     }
 }
 
-/// Initial and pinned experts of frames, and the reason.
+/// Initial and pinned experts of the frames, the policy of the others, and the reason.
 struct InitialExperts {
     begin: Vec<Key>,
     pinned: Vec<Key>,
@@ -303,7 +306,7 @@ fn kept(
         }
         _ => None,
     };
-    // Experts that replays pin, one of every layer, then the hottest.
+    // Experts that the replays pin, one of every layer that has none, then the hottest.
     let mut begin: Vec<Key> = choice.iter().flat_map(|c| &c.0).copied().collect();
     let held = |begin: &[Key], layer: u16| begin.iter().any(|k| k.layer == layer);
     let lacking = (0..room.layers as u16).filter(|&l| !held(&begin, l)).collect::<Vec<_>>();
@@ -342,7 +345,7 @@ fn kept(
     })
 }
 
-/// Costs of uses, of one row each.
+/// Costs of uses of one row each.
 fn prices(plan: &Plan, options: FrameOptions<'_>) -> Prices {
     let first = |points: &[(u32, f64)]| points.first().map_or(0.0, |p| p.1);
     let times = plan.experts.policy.costs();

@@ -1,20 +1,22 @@
-//! Pass `group`: which experts share a static graph (NPUMoE, §4.2).
+//! Pass `group`: experts that share a static graph (NPUMoE, §4.2).
 //!
-//! One graph per expert is launched too often: every launch costs the same, however little it computes. So experts of
-//! one tier, which have one number of rows, share a graph, the popular with the popular: a graph of the unpopular is
-//! often not needed at all, and may live elsewhere. How many share one is a question of cost, not a constant:
+//! With one graph per expert there are too many launches: every launch costs the same, however little it
+//! computes. So experts of one tier, which have equal numbers of rows, share a graph. Popular experts share
+//! graphs with popular ones: a graph of unpopular experts is often not needed in a chunk, and may run on
+//! another unit. Costs decide the number of experts in a graph:
 //!
-//! * a graph may weigh no more than the device's limit, in bytes of f16 weights; past it, it would fall back to the
-//!   CPU in silence, and is refused here by name;
-//! * among the sizes that fit, each tier of each layer takes the one whose groups cost least on the better of the two
-//!   units, with launches, waiting and padding, under the loads that calibration saw; ties go to larger groups.
+//! * A graph may not exceed the device's limit in bytes of f16 weights. Beyond it, the device would silently
+//!   use the CPU, so that it is an error here.
+//! * Among the sizes that fit, each tier of each layer takes the one whose groups cost least on the better of
+//!   the two units. Costs include launches, waiting and padding, under the recorded loads. Ties go to larger
+//!   groups.
 //!
-//! The last group of a tier holds what is left.
+//! The last group of a tier holds the remaining experts.
 //!
-//! A graph has functions for several numbers of rows, which share its weights: a call takes the smallest that holds the
-//! tokens of its busiest expert. So the capacity is what a burst needs, and an ordinary chunk, or the short last one of a
-//! prompt, does not pay for it. Which sizes is the same question as which tiers: those of which the calibration's chunks
-//! compute the fewest rows.
+//! A graph has functions for several numbers of rows, which share its weights. A call takes the smallest that
+//! holds the tokens of its busiest expert. So the capacity suffices for a burst, and an ordinary chunk or the
+//! short last one of a prompt does not pay for it. The sizes are chosen as tiers are: those with which the
+//! recorded chunks compute the fewest rows.
 
 use super::tier::{tier, tiers};
 use moec_base::error::{Error, Result};
@@ -27,19 +29,20 @@ use moec_profile::loads::{LayerLoads, Loads};
 /// Options.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Experts per graph; `None`: what costs least.
+    /// Experts per graph; `None` takes the cheapest number.
     pub group: Option<usize>,
-    /// Most sizes that a graph has functions for.
+    /// Largest number of sizes that a graph has functions for.
     pub sizes: usize,
     /// Preferred unit of groups.
     pub preference: UnitPreference,
 }
 
-/// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
-/// less pads more, and saves a launch. `size` gives the experts of a layer. The groups themselves come later.
+/// Assigns tiers as [`tier`] does. The number of tiers of each layer, of `1 ..= wanted.tiers`, is the one
+/// that costs least once groups are formed. One tier fewer pads more, and saves a launch. `size` returns the
+/// size of a layer's experts. The groups themselves are formed later.
 ///
 /// # Errors
-/// As [`group`].
+/// Fails as [`group`] does.
 pub fn tiered(
     loads: &Loads,
     units: &Units<'_>,
@@ -64,7 +67,7 @@ pub fn tiered(
                 f64::from(if options.preference == UnitPreference::Graphs { npu } else { npu.min(cpu) })
             };
             let cost: f64 = grouped.groups.iter().map(cost).sum();
-            // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
+            // Less than a millionth counts as equal, and among equals the fewest tiers win.
             if cost < *least * (1.0 - 1e-6) {
                 (*best, *least) = (table, cost);
             }
@@ -73,10 +76,11 @@ pub fn tiered(
     Ok(best)
 }
 
-/// Forms the groups of every layer of a placement, all of them on the NPU still.
+/// Forms the groups of every layer of a placement, all of them still on the NPU.
 ///
 /// # Errors
-/// A graph over the device's limit, with its name, its bytes, and the number of experts that fits.
+/// Fails if a graph exceeds the device's limit, with its name, its bytes, and the number of experts that
+/// fits.
 pub fn group(
     placement: &mut Placement,
     loads: &Loads,
@@ -96,7 +100,7 @@ pub fn group(
 /// Forms the groups of one layer.
 ///
 /// # Errors
-/// As [`group`].
+/// Fails as [`group`] does.
 pub fn group_layer(
     table: &mut ExpertTable,
     layer: &LayerLoads,
@@ -116,7 +120,7 @@ pub fn group_layer(
         }
         let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
         let g = match (options.group, options.preference) {
-            // What runs on the CPU is not a graph.
+            // Experts of the CPU need no graph.
             (wanted, UnitPreference::Cpu) => wanted.unwrap_or(members.len()),
             (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
             (None, preference) => {
@@ -134,7 +138,7 @@ pub fn group_layer(
                 tier: tier as u32,
                 unit: units.npu_index(),
                 experts: experts.iter().map(|&e| e as u32).collect(),
-                // One size is the capacity itself.
+                // With a single size it is the capacity itself.
                 sizes: if sizes.len() > 1 { sizes } else { Vec::new() },
                 bytes: size.bytes * experts.len() as u64,
                 cost_us: costs.of_group(experts, table.tiers[tier]),
@@ -149,7 +153,7 @@ fn plural(experts: usize) -> String {
     if experts == 1 { "1 expert".to_owned() } else { format!("{experts} experts") }
 }
 
-/// `g` if so many experts fit into a graph.
+/// Returns `g` if so many experts fit into a graph.
 fn check(table: &ExpertTable, g: usize, fits: usize, size: ExpertSize, units: &Units<'_>) -> Result<usize> {
     if g <= fits {
         return Ok(g);
@@ -173,7 +177,7 @@ struct Costs<'a> {
     layer: &'a LayerLoads,
     size: ExpertSize,
     units: &'a Units<'a>,
-    /// Most sizes of a graph.
+    /// Largest number of sizes of a graph.
     most: usize,
     /// Expected microseconds per call of each expert on the CPU.
     cpu: Vec<f64>,
@@ -185,8 +189,8 @@ impl<'a> Costs<'a> {
         Self { layer, size, units, most, cpu }
     }
 
-    /// The sizes of a graph of these experts, ascending to their capacity: those that compute the fewest rows over the
-    /// calibration's chunks, in each of which the busiest expert needs room.
+    /// The sizes of a graph of these experts, ascending to their capacity. They compute the fewest rows over
+    /// the recorded chunks; each chunk needs room for its busiest expert.
     fn sizes(&self, experts: &[usize], capacity: u32) -> Vec<u32> {
         if self.most <= 1 {
             return vec![capacity];
@@ -195,7 +199,7 @@ impl<'a> Costs<'a> {
         let busiest = |s: &Vec<u32>| experts.iter().map(|&e| s[e]).max().unwrap_or(0);
         let needs = self.layer.samples.iter().map(busiest).filter(|&n| n > 0);
         let needs = needs.map(|n| n.next_multiple_of(align).min(capacity));
-        // The capacity is one of them, whether a chunk needs it or not.
+        // The capacity is always one of them.
         let mut sizes = tiers(&needs.chain([capacity]).collect::<Vec<_>>(), self.most);
         sizes.reverse();
         sizes
@@ -208,14 +212,14 @@ impl<'a> Costs<'a> {
         (cpu, self.units.npu_us(self.layer, experts, &sizes, self.size))
     }
 
-    /// The same, by the device's units.
+    /// The same, one number for each unit of the device.
     fn of_group(&self, experts: &[usize], capacity: u32) -> Vec<f32> {
         let (cpu, npu) = self.both(experts, capacity);
         let units = 0..self.units.device.units.len() as u32;
         units.map(|u| if u == self.units.npu_index() { npu as f32 } else { cpu as f32 }).collect()
     }
 
-    /// The size of groups that costs least, of `1 ..= most`.
+    /// The cheapest number of experts in a group, of `1 ..= most`.
     fn cheapest(&self, members: &[usize], most: usize, capacity: u32, preference: UnitPreference) -> usize {
         let total = |g: usize| -> f64 {
             let each = members.chunks(g).map(|experts| {
@@ -224,7 +228,8 @@ impl<'a> Costs<'a> {
             });
             each.sum()
         };
-        // From the largest on, so that of equal ones the largest is kept; less than a millionth is equal.
+        // From the largest down, so that among equals the largest wins; less than a millionth counts as
+        // equal.
         let mut best = (most, total(most));
         for g in (1..most).rev() {
             let cost = total(g);

@@ -1,9 +1,11 @@
-//! Number of hot neurons of every expert, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5): for devices with a unit
-//! for dense work beside the CPU, from their tables and what calibration saw of neurons.
+//! Number of hot neurons of every expert, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5). It is
+//! computed for devices with an accelerator for dense work, from the tables of their units and the recorded
+//! activity of neurons.
 //!
-//! Decided for each layer by [`moec_sim::neurons::plan`]. A step of a batch computes the experts that any of its tokens chose;
-//! of each the hot neurons are a dense product of the unit, and of the others the CPU takes those that are active, which a
-//! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
+//! [`moec_sim::neurons::plan`] decides for each layer. A step of a batch computes all experts that any of its
+//! tokens chose. The hot neurons of each are a dense product of the accelerator. Of the others the CPU
+//! computes the active ones; the model assumes a predictor without error or cost. Times of units come from
+//! their tables of matrix products, launches included.
 
 use crate::decisions::Decision;
 use moec_backend::{HotBatch, HotLayer, LayerExperts};
@@ -21,18 +23,18 @@ use moec_sim::neurons::{NeuronError, Recorded};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Neurons of a cluster (§4.1.2), fewer where an expert has few.
+/// Neurons of a cluster (§4.1.2); fewer if an expert has few.
 pub const CLUSTER: usize = 512;
 /// Fewest clusters of an expert.
 const CLUSTERS: usize = 16;
-/// Bits of a weight in the tables of phones.
+/// Bits of a weight in the tables of phones' device files.
 const TABLE_BITS: f64 = 4.0;
 /// Bytes of a block of the disk.
 const BLOCK: f64 = 4096.0;
-/// Steps that are drawn where memory does not hold all neurons: to fill the cache, and to count.
+/// Simulated steps if memory does not hold all neurons: to fill the cache, and to count.
 const DRAWN: [usize; 2] = [32, 32];
 
-/// The experts of a layer, and what costs beside them.
+/// The experts of a layer, and the costs of the rest of the layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Layer.
@@ -43,18 +45,18 @@ pub struct Experts {
     pub k: usize,
     /// Neurons of an expert.
     pub inter: usize,
-    /// Numbers of a row.
+    /// Channels of a row.
     pub hidden: usize,
     /// Bytes of a neuron.
     pub bytes: f64,
     /// Numbers of the matrices of attention, or of the mixer in its place.
     pub attention: f64,
-    /// Whether the unit for dense work attends while decoding.
+    /// True if the unit for dense work computes attention while decoding.
     pub attends: bool,
 }
 
 impl Experts {
-    /// Layers with routed experts of gate, up and down, as one token is decoded.
+    /// Layers with routed experts of gate, up and down, as the entry point that decodes one token has them.
     pub fn of(module: &Module, placement: Option<&Placement>, units: &Units<'_>) -> Vec<Self> {
         let Some(graph) = module.entries.iter().find(|g| g.kind == EntryKind::Decode(1)) else {
             return Vec::new();
@@ -81,7 +83,7 @@ impl Experts {
         };
         let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
         let experts = layers.into_iter().filter_map(|layer| {
-            // A layer may have its hot neurons by themselves: prompts take whole experts.
+            // A layer may have its hot neurons in a separate node: prompts take whole experts.
             let experts = LayerExperts::of(module, layer)?;
             let weight = module.weight(experts.gate_up);
             let projections = experts.glu.projections();
@@ -112,7 +114,7 @@ impl Experts {
         seconds(unit, batch as f64, self.attention) + if self.attends { unit.launch_us() * 1e-6 } else { 0.0 }
     }
 
-    /// Seconds of the unit for dense work for so many neurons of each of `experts` experts.
+    /// Seconds of the unit for dense work for `neurons` neurons of each of `experts` experts.
     pub fn dense_seconds(&self, units: &Units<'_>, neurons: usize, experts: f64, rows: f64) -> f64 {
         let weights = experts * (neurons * 3 * self.hidden) as f64;
         if neurons == 0 { 0.0 } else { units.npu.launch_us() * 1e-6 + seconds(units.npu, rows, weights) }
@@ -123,7 +125,7 @@ impl Experts {
         seconds(units.cpu, rows, (3 * self.hidden) as f64)
     }
 
-    /// Seconds to read one neuron from disk; `None` where the device file has no rate.
+    /// Seconds to read one neuron from disk; `None` if the device file has no rate.
     pub fn read_seconds(&self, units: &Units<'_>) -> Option<f64> {
         let disk = units.device.memories.iter().find(|m| m.name == DISK)?;
         let bytes = (self.bytes / BLOCK).ceil() * BLOCK;
@@ -131,8 +133,8 @@ impl Experts {
         fits.or(disk.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
     }
 
-    /// Bytes per second of memory, both units together, as if weights had the bits of the tables' (a wider format takes as long in
-    /// those); infinite where the device file does not say.
+    /// Bytes per second of memory, both units together, as if weights had as many bits as in the tables: a
+    /// wider format takes as long there. Infinite if the device file has no rate.
     pub fn memory_rate(&self, units: &Units<'_>) -> f64 {
         let memory = units.device.memories.iter().find(|m| m.name != DISK);
         let rate = memory.and_then(|m| m.bandwidth.last()).map_or(f64::INFINITY, |b| b.rate() * 1e9);
@@ -152,13 +154,13 @@ fn seconds(unit: &DeviceUnit, rows: f64, weights: f64) -> f64 {
     unit.matmul_us(rows.max(1.0), weights).unwrap_or(0.0) * 1e-6
 }
 
-/// Bytes of memory that a program can have on a device; `None` where its file does not say.
+/// Bytes of memory that a program can have on a device; `None` if its file does not say.
 pub fn available(units: &Units<'_>) -> Option<f64> {
     let memory = units.device.memories.iter().find(|m| m.name != DISK)?;
     memory.available.as_ref().or(memory.capacity.as_ref()).map(|f| f.value)
 }
 
-/// Neurons of each expert that memory holds, where `room` bytes are left for all experts of all layers.
+/// Neurons of each expert that memory holds if `room` bytes are left for all experts of all layers.
 pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
     let all: f64 = layers.iter().map(|l| l.bytes * (l.count * l.inter) as f64).sum();
     let share = if all <= room { 1.0 } else { (room / all).max(0.0) };
@@ -176,11 +178,11 @@ pub struct HotShare {
     pub hot: u32,
     /// Neurons of an expert.
     pub neurons: u32,
-    /// Microseconds that attention and experts are expected to take.
+    /// Expected microseconds of attention and experts.
     pub us: f64,
-    /// The same without hot neurons: the CPU alone.
+    /// The same without hot neurons, on the CPU alone.
     pub cold_us: f64,
-    /// Whether the bundle has networks of them.
+    /// True if the bundle has networks of the hot neurons.
     pub networks: bool,
 }
 
@@ -216,13 +218,15 @@ impl HotShare {
     }
 }
 
-/// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
+/// The hot neurons of every layer whose gates leave zeros by the profile, for each batch size up to the
+/// largest counted.
 ///
-/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of the disk, none. `asked`: networks
-/// of them are made in any case; where launches do not pay, as many are hot as would be if launches took no time.
+/// `room` is the memory for experts, in bytes. If it is too little and the device file has no rate of the
+/// disk, there are no hot neurons. With `requested` networks are made in any case: if launches do not pay,
+/// the count leaves their time out.
 ///
 /// # Errors
-/// Tables that nothing can be planned from.
+/// Fails if the tables allow no plan.
 pub fn hot(
     layers: &[Experts],
     units: &Units<'_>,
@@ -257,11 +261,11 @@ pub fn hot(
     Ok(all)
 }
 
-/// Hot neurons that become networks of a unit, for the batches that the build decodes, with all neurons of every expert, the hottest first;
-/// marks their shares.
+/// Makes networks of a unit from hot neurons, for the batches that the build decodes, and marks their shares.
+/// Returns them with all neurons of every expert, the hottest first.
 ///
 /// # Errors
-/// Nothing is hot, or the unit's graphs cannot be of it.
+/// Fails if no neuron is hot, or if the unit's graphs cannot compute hot neurons.
 pub fn networks(
     shares: &mut [HotShare],
     module: &Module,
@@ -301,7 +305,7 @@ pub fn networks(
     Ok(all)
 }
 
-/// The layers whose hot neurons a bundle has networks of, by its decisions.
+/// The layers whose hot neurons are networks of a bundle, by its decisions.
 pub fn layers(decisions: &[Decision]) -> Vec<HotLayer> {
     let mut all: Vec<HotLayer> = Vec::new();
     for share in decisions.iter().filter_map(HotShare::of).filter(|s| s.networks) {
@@ -325,9 +329,9 @@ struct HotShareInputs<'a> {
     batch: usize,
     popularity: &'a [f64],
     held: usize,
-    /// Seconds to read one neuron from disk that memory lacks.
+    /// Seconds to read a neuron from disk that memory does not hold.
     read: f64,
-    /// Whether networks are made though their launches do not pay.
+    /// True if networks are made although their launches do not pay.
     requested: bool,
 }
 
@@ -374,8 +378,9 @@ impl HotShareInputs<'_> {
         })
     }
 
-    /// Steps of the layer: experts by their popularity, neurons by their frequencies, each step independent of the last. A profile
-    /// does not say which neurons neighbouring tokens share, so that this reads more than they would.
+    /// Simulates steps of the layer: experts by their popularity, neurons by their frequencies, each step
+    /// independent of the last. A profile does not record which neurons neighbouring tokens share, so that
+    /// more is read here than in fact.
     fn draw(&self, frequencies: &[f64]) -> Activations {
         let mut random = Independent::new(1);
         let tokens = (0..DRAWN.iter().sum()).map(|_| {
@@ -389,8 +394,8 @@ impl HotShareInputs<'_> {
     }
 }
 
-/// Frequency of an expert's active neurons in the batches that it takes part in, by rank: the mean over experts, weighted by
-/// these batches.
+/// Mean frequency of an expert's active neurons in the batches that the expert takes part in, by rank.
+/// Experts are weighted by the number of these batches.
 pub fn by_rank(seen: &NeuronCounts, batch: usize) -> Vec<f64> {
     let width = seen.width as usize;
     let (mut sums, mut batches) = (vec![0.0; width], 0.0);

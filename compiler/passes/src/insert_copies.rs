@@ -1,13 +1,15 @@
-//! Pass `insert_copies`: what a unit reads lies in its own memory.
+//! Pass `insert_copies`: puts values that a unit reads into its own memory.
 //!
-//! Until here a step names the buffer of a value, wherever that lies. Where a unit reads a value of another memory, a copy is
-//! put before it, once for all readers until the value is written again. Where a unit writes a value of another memory, it
-//! writes into a buffer of its own, and a copy after it brings back what it has written: of experts the slots of their table, so
-//! that the rows of several units stand side by side.
+//! Before this pass a step names the buffer of a value, in any memory. If a unit reads a value of another
+//! memory, a copy is inserted before it, once for all readers until the value is written again. If a unit
+//! writes a value of another memory, it writes into its own buffer, and a copy after it brings the result
+//! back. For experts that copies the slots of their table, so that the rows of several units are in one
+//! buffer.
 //!
-//! A copy is a step of the unit whose memory is not the CPU's: its queue moves the bytes, and the CPU goes on.
+//! A copy is a step of the unit whose memory is not the CPU's: its queue moves the bytes, and the CPU goes
+//! on.
 //!
-//! It stands after `fuse`, since kernels that become one leave nothing to copy between them.
+//! This pass comes after `fuse`, since kernels that become one leave nothing to copy between them.
 
 use super::memory::aligned;
 use moec_base::error::{Error, Result};
@@ -15,10 +17,10 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Buffer, Builtin, Code, Entry, Grid, Plan, RowSpace, Span, Step};
 use std::collections::HashMap;
 
-/// Puts in copies, in every entry point.
+/// Inserts copies in every entry point.
 ///
 /// # Errors
-/// A value that would have to cross where the plan has no link; sizes past a plan's fields.
+/// Fails if a value would be copied where the plan has no link, or if sizes exceed a plan's fields.
 pub fn insert_copies(plan: &mut Plan) -> Result<()> {
     let memories: Vec<u32> = plan.units.iter().map(|u| u.memory).collect();
     let shape =
@@ -67,7 +69,7 @@ struct Shape {
     experts: Vec<(usize, usize)>,
 }
 
-/// One entry point on its way.
+/// State of the pass in one entry point.
 struct CopyInserter<'a> {
     /// The plan without its entry points.
     plan: &'a Plan,
@@ -75,9 +77,9 @@ struct CopyInserter<'a> {
     memories: &'a [u32],
     shape: &'a Shape,
     steps: Vec<Step>,
-    /// By buffer and memory: the copy there, as long as it is what the buffer holds.
+    /// By buffer and memory: the copy there, as long as it equals the buffer.
     copies: HashMap<(u32, u32), u32>,
-    /// Rows of the step that has written a buffer.
+    /// Rows of the step that last wrote a buffer.
     spaces: HashMap<u32, RowSpace>,
     end: u64,
 }
@@ -87,7 +89,7 @@ impl CopyInserter<'_> {
         self.memories.get(unit as usize).copied().unwrap_or(0)
     }
 
-    /// Adds a step with the copies that it needs.
+    /// Adds a step and the copies that it requires.
     fn step(&mut self, entry: &mut Entry, mut step: Step) -> Result<()> {
         let written = self.plan.results(&step);
         let own = self.memory(step.unit);
@@ -108,7 +110,7 @@ impl CopyInserter<'_> {
                 {
                     return Err(Error::bug("a part of a value that another memory holds is written"));
                 }
-                // Rows that others have written already must not be lost with what comes back.
+                // The copy back must not overwrite rows that other units have already written.
                 let local = self.local(entry, b, own, "'")?;
                 back.push((local, b));
                 local
@@ -142,7 +144,7 @@ impl CopyInserter<'_> {
         self.copies.retain(|&(of, _), _| of != b);
     }
 
-    /// The logits end where the engine reads them.
+    /// Copies the logits to the memory where the engine reads them.
     fn logits(&mut self, entry: &mut Entry) -> Result<()> {
         let logits = entry.logits;
         if entry.buffers[logits as usize].memory == 0 {
@@ -153,13 +155,14 @@ impl CopyInserter<'_> {
         Ok(())
     }
 
-    /// The buffer that holds in the memory of `unit` what `b` holds in another.
+    /// The buffer in the memory of `unit` with the contents of `b`, which is in another memory.
     fn here(&mut self, entry: &mut Entry, b: u32, unit: u32, node: u32) -> Result<u32> {
         let own = self.memory(unit);
         if let Some(&copy) = self.copies.get(&(b, own)) {
             return Ok(copy);
         }
-        // The queue of the unit whose memory is not the CPU's. Between two others the way leads through that.
+        // The queue of the unit whose memory is not the CPU's. Copies between two other memories go through
+        // the CPU's.
         let theirs = entry.buffers[b as usize].memory;
         if own != 0 && theirs != 0 {
             let between = self.here(entry, b, 0, node)?;
@@ -229,7 +232,7 @@ impl CopyInserter<'_> {
         });
     }
 
-    /// The table in the CPU's memory, and the slots that it names of a buffer with one row for each.
+    /// The table in the CPU's memory, and the slots of a buffer that the table names, with one row for each.
     fn slots(&self, entry: &Entry, table: u32, y: u32) -> Result<(u32, Span)> {
         let (words, slots) = (&entry.buffers[table as usize], entry.buffers[y as usize].rows as usize);
         let rows = entry.kind.rows();
@@ -237,7 +240,7 @@ impl CopyInserter<'_> {
             let layout = DispatchLayout { rows, k, experts };
             slots == rows * k && layout.words() == words.rows as usize * words.stride as usize
         };
-        // Little entry points have fewer choices than their layers.
+        // Small entry points have fewer choices than their layers.
         let mut shapes =
             self.shape.experts.iter().flat_map(|&(experts, k)| (1..=k).map(move |k| (experts, k)));
         let (experts, k) =

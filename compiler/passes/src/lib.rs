@@ -1,4 +1,4 @@
-//! The passes, one file each. Their order stands in the crate `moec-pipeline`.
+//! The passes, one file each. The crate `moec-pipeline` has their order.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "ids of a graph and numbers of one model, whose sizes the import bounds"

@@ -1,8 +1,9 @@
 //! Pass `memory`: arena offsets by liveness.
 //!
-//! Before it every buffer has a place of its own. A buffer lives from the first step that touches it to
-//! the last; buffers that never live together may share bytes. Largest first, lowest offset that fits
-//! (best-fit by decreasing size, the greedy of Pisarchyk and Lee, arXiv 2001.03288, §4).
+//! Before this pass every buffer has its own bytes. A buffer is live from the first step that touches it to
+//! the last; buffers that are never live together may share bytes. The largest buffer comes first and takes
+//! the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
+//! Lee (arXiv 2001.03288, §4).
 
 use moec_base::error::{Error, Result};
 use moec_base::human;
@@ -10,11 +11,12 @@ use moec_ir::graph::INPUTS;
 use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
 use std::ops::RangeInclusive;
 
-/// Assigns arena offsets in every entry point; those share the arena of each memory. An entry whose buffers of a memory all
-/// fit side by side into the arena that another one needs is left without sharing, and so with fewer barriers.
+/// Assigns arena offsets in every entry point; all entry points share the arena of each memory. If all
+/// buffers of an entry fit side by side into the arena that another one needs, they share no bytes, which
+/// saves barriers.
 ///
 /// # Errors
-/// A memory that is too small for what the plan puts there.
+/// Fails if a memory is too small for the plan.
 pub fn memory(plan: &mut Plan) -> Result<()> {
     for m in 0..plan.memories.len() as u32 {
         let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
@@ -38,7 +40,7 @@ fn side_by_side(entry: &Entry, memory: u32) -> Vec<u64> {
     own.scan(0, |end, b| Some(std::mem::replace(end, *end + aligned(b.bytes)))).collect()
 }
 
-/// Refuses a plan that a memory has no room for.
+/// Checks that a memory has room for the plan.
 fn fits(plan: &Plan, index: u32) -> Result<()> {
     let (memory, peak) = (&plan.memories[index as usize], plan.peak(index, 1).unwrap_or(u64::MAX));
     let Some(capacity) = memory.capacity.filter(|c| peak > *c) else { return Ok(()) };
@@ -62,7 +64,7 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
     }))
 }
 
-/// Steps during which each buffer of `entry` holds something.
+/// Steps during which each buffer of `entry` is live.
 pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
     let end = entry.steps.len();
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];

@@ -1,8 +1,10 @@
-//! Pass `outline_graphs`: experts of the prefill that live on another unit leave the CPU's path (NPUMoE, §3.2).
+//! Pass `outline_graphs`: experts of the prefill that a placement has on another unit leave the CPU's path
+//! (NPUMoE, §3.2).
 //!
-//! Routing stays where it is. What the router chose is split in two: rows that an expert's static graph has room for,
-//! and what is served here: experts without a graph and, under `spill`, rows past a capacity. Each part has its own
-//! dispatch, experts and combine, and their sums are added:
+//! Routing stays where it is. The router's choices are split in two parts. The first are rows that an
+//! expert's static graph has room for. The second is computed here: experts without a graph and, under
+//! `spill`, rows past a capacity. Each part has its own dispatch, experts and combine, and their sums are
+//! added:
 //!
 //! ```text
 //! ids, weights = router(logits)          ids, weights = router(logits)
@@ -12,12 +14,12 @@
 //!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
 //! ```
 //!
-//! The graphs stand before the experts that are served here, so that a unit which computes beside the CPU
-//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3). Their hot neurons alone
-//! may become graphs ([`super::divide`]).
+//! The graphs come before the experts that are computed here, so that an accelerator begins first. Experts of
+//! decoding are not changed: their rows are too few for a static graph (§4.3). Only their hot neurons may
+//! become graphs ([`super::divide`]).
 //!
-//! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
-//! makes one step of all their nodes.
+//! Attention, dense networks and the head stay as they are in the Graph. If the placement has them on the
+//! unit, `layout` makes one step of all their nodes.
 
 use super::decisions::Decision;
 use super::parts;
@@ -35,17 +37,18 @@ use std::collections::BTreeMap;
 pub struct Statics {
     /// Graphs.
     pub graphs: Vec<GraphDecl>,
-    /// Experts that they compute.
+    /// Expert sets that they compute.
     pub sets: Vec<ExpertSet>,
-    /// Other parts that they compute.
+    /// Subgraphs that they compute.
     pub parts: Vec<Subgraph>,
-    /// Places of those: nodes that become one step.
+    /// Calls of the subgraphs: nodes that become one step.
     pub calls: Vec<SubgraphCall>,
     /// Index of the unit that executes them.
     pub unit: u32,
 }
 
-/// Decisions of legalisation on the parts that a placement gives to the unit, where its graphs are written in operators of its own.
+/// Decisions of legalisation on the subgraphs that a placement gives to the unit, if its graphs are written
+/// in operators of its own.
 pub fn legalised(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Decision> {
     let decision = |part: StaticSubgraph| {
         let made = part.legalised.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " ")));
@@ -78,10 +81,10 @@ pub struct SubgraphCall {
 }
 
 impl Statics {
-    /// Graphs, sets and parts of a placement: what lives on the unit whose graphs are static.
+    /// Graphs, expert sets and subgraphs that a placement has on the unit with static graphs.
     ///
     /// # Errors
-    /// A part that stands in no entry point: our bug.
+    /// A bug of the compiler: a subgraph that is in no entry point.
     pub fn of(module: &Module, placement: &Placement, units: &Units<'_>) -> Result<Self> {
         let mut statics = Self { unit: units.npu_index(), ..Self::default() };
         statics.experts(module, placement, units);
@@ -92,7 +95,7 @@ impl Statics {
         Ok(statics)
     }
 
-    /// Hot neurons of experts, where the Graph has them by themselves.
+    /// Adds the hot neurons of experts, if the Graph has them in separate nodes.
     fn hot(&mut self, module: &Module, units: &Units<'_>) {
         for graph in &module.entries {
             let EntryKind::Decode(batch) = graph.kind else { continue };
@@ -134,8 +137,8 @@ impl Statics {
         }
     }
 
-    /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
-    /// all of them or in none.
+    /// Adds a subgraph in the entry points where the placement has it on the unit. Attention has one state,
+    /// so it is there in all entry points or in none.
     fn part(
         &mut self,
         module: &Module,
@@ -149,7 +152,7 @@ impl Statics {
                 .ok_or_else(|| Error::bug(format!("`{}` stands in no {}", part.name, boundary.entry)))?;
             let mut indices = Vec::new();
             for decl in part.graphs.iter().filter(|g| g.entry == boundary.entry).map(|g| &g.graph) {
-                // Entry points of as many rows share a function.
+                // Entry points of equally many rows share a function.
                 let known = self.graphs.iter().position(|d| d == decl);
                 indices.push(known.unwrap_or(self.graphs.len()) as u32);
                 if known.is_none() {
@@ -174,12 +177,13 @@ impl Statics {
         Ok(())
     }
 
-    /// Index of a layer's set: of whole experts, or of hot neurons for calls that decode so many rows.
+    /// Index of a layer's expert set: of whole experts, or of hot neurons for calls that decode `decoded`
+    /// rows.
     pub fn set(&self, layer: u32, decoded: Option<u32>) -> Option<usize> {
         self.sets.iter().position(|s| s.layer == layer && s.hot.map(|h| h.batch) == decoded)
     }
 
-    /// The capacities of a placement without graphs: experts are bounded, and computed where all others are.
+    /// The capacities of a placement without graphs: experts have limits, and are computed with all others.
     pub fn bounds(placement: &Placement) -> Self {
         let set = |t: &ExpertTable| ExpertSet {
             layer: t.layer,
@@ -192,11 +196,12 @@ impl Statics {
     }
 }
 
-/// Rewrites the prefill of every layer that has a set. With `fixed`, static graphs compute what finds room, else the
-/// CPU does.
+/// Rewrites the prefill of every layer that has an expert set. With `fixed`, static graphs compute the rows
+/// within capacities, else the CPU does.
 ///
 /// # Errors
-/// A layer without attention before its experts; one that is not of the form that `lower` gives: our bug.
+/// A bug of the compiler: a layer without attention before its experts, or not of the form that `lower`
+/// makes.
 pub fn outline_graphs(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
     let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
     for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
@@ -238,12 +243,12 @@ impl Routed {
     }
 }
 
-/// Result of a layer's attention, or of the mixer in its place, before it is added to anything, if that is known
-/// before node `end`. Attention may stand before the experts or beside them.
+/// Result of a layer's attention, or of the mixer in its place, before it is added to anything, if that is
+/// known before node `end`. Attention may come before the experts or run in parallel to them.
 fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
     let own = |n: &&Node| n.scope.layer == Some(layer) && n.scope.role().mixes_tokens();
     let mut last = graph.nodes.get(..end)?.iter().rev().find(own)?;
-    // After its own nodes stand the sums with other mixers and with the stream.
+    // Its own nodes are followed by the sums with other mixers and with the residual stream.
     while let (Op::Add, Some(&Operand::Value(given))) = (&last.op, last.inputs.get(1)) {
         match graph.def(given).and_then(|n| graph.nodes.get(n.0 as usize)).filter(own) {
             Some(node) => last = node,
@@ -253,7 +258,7 @@ fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
     last.outputs.first().map(|&v| v.into())
 }
 
-/// Splits the experts of one layer; `salient` is what attention gave.
+/// Splits the experts of one layer; `salient` is the result of attention.
 fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixed: bool) -> Option<Patch> {
     let nodes = [routed.dispatch, routed.ffn, routed.combine];
     let [dispatch, ffn, combine] = nodes.map(|i| &graph.nodes[i]);
@@ -271,12 +276,12 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     for i in nodes {
         patch.remove(NodeId(i as u32));
     }
-    // What finds room has new values; the rest goes where all went before.
+    // The first part gets new values; the second keeps those of the unsplit experts.
     let ids_of = [patch.value(of_ids.clone()), patch.value(of_ids)];
     let tables = [patch.value(of_table), dispatch.outputs[0]];
     let slots = [patch.value(of_slots), ffn.outputs[0]];
     let sums = [patch.value(of_rows.clone()), patch.value(of_rows)];
-    // What stood between the three stays before them: it depends on none of them.
+    // Nodes between the three stay before them: they depend on none of them.
     let reads = |n: &Node| n.inputs.contains(&Operand::Value(out));
     let reader = graph.nodes.iter().position(reads).unwrap_or(graph.nodes.len());
     let before = NodeId(reader as u32);
@@ -286,7 +291,7 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     let desc =
         LimitCapacityDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
     push(Op::LimitCapacity(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
-    // All tables first: what reads one need not wait for another.
+    // All tables first, so that readers of one need not wait for another.
     for (ids, table) in ids_of.into_iter().zip(tables) {
         push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);
     }

@@ -1,11 +1,16 @@
-//! Pass `plan_expert_schedule`: experts that several units can run, and what it costs them.
+//! Pass `plan_expert_schedule`: experts that several units can run, and their costs there.
 //!
-//! Where a device has NDP DIMMs, no expert has a fixed unit: it is hot, warm or cold by the rows that a step gives
-//! it (TriMoE, §3.1), and the runtime assigns it anew in every step ([`moec_runtime::schedule`]). What can be known before is
-//! decided here: what an expert costs on each unit by its rows (§4.2, equations 1 to 4), how many experts the hot unit holds,
-//! and where all of them lie when the first step begins (§4.3, "optimized initial layout via offline trace analysis").
+//! If a device has NDP DIMMs, no expert has a fixed unit. An expert is hot, warm or cold by the rows that a
+//! step gives it (TriMoE, §3.1). The runtime assigns it in every step ([`moec_runtime::schedule`]). This pass
+//! computes what is known at compile time:
 //!
-//! An expert that the user has given a unit stays there: then [`assign_units`](super::assign_units) has placed it.
+//! * the cost of an expert on each unit by its rows (§4.2, equations 1 to 4),
+//! * the number of experts that the hot unit holds,
+//! * the memories of all experts before the first step (§4.3, "optimized initial layout via offline trace
+//!   analysis").
+//!
+//! An expert with a unit requested by the user stays there: then [`assign_units`](super::assign_units) has
+//! placed it.
 
 use super::assign_units::{UnitAssignment, expert_rows, expert_tables, settle};
 use moec_backend::{CommandStreams, StreamCosts, StreamExpert};
@@ -21,18 +26,19 @@ use moec_runtime::schedule::ScheduleError;
 use moec_runtime::schedule::dispatch::plan;
 use moec_runtime::schedule::scheduled::{ExpertScheduler, Place};
 
-/// Rows that costs are tabled for: close to each other where few rows decide, up to those of a large batch.
+/// Numbers of rows in the cost tables: close to each other for few rows, up to those of a large batch.
 const ROWS: [u32; 22] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096];
 
 /// Bytes of a weight that units multiply.
 const NUMBER_BYTES: f64 = 2.0;
 
-/// Gives every layer of experts its units and a schedule, where the device has NDP DIMMs and the user has not
+/// Gives every layer of experts its units and a schedule if the device has NDP DIMMs and the user has not
 /// placed experts.
 ///
 /// # Errors
-/// Experts that a unit does not run; a budget of memory; layers whose experts differ; figures that the device file leaves out.
+/// Fails if a unit does not run experts, a budget of memory is set, layers differ in their experts, or the
+/// device file lacks a cost.
 pub fn plan_expert_schedule(
     module: &Module,
     placement: &mut Option<Placement>,
@@ -74,7 +80,7 @@ pub fn plan_expert_schedule(
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
     let most = placed.experts.first().map_or(0, |t| t.experts.len());
     let frames = hot.map_or(0, |hot| frames(device, hot, &size, layers.len(), most, config.placement.cached));
-    // A unit that holds no expert runs none: it would bring every one.
+    // A unit that holds no expert runs none, since it would have to copy each one first.
     if frames == 0 {
         times.hot.clear();
     }
@@ -88,12 +94,12 @@ pub fn plan_expert_schedule(
         costs: ExpertCosts {
             window_us: window_us(module, device, hot)?,
             expert_bytes: size.bytes as u64,
-            // In bf16 there, in f32 back.
+            // Rows are sent in bf16 and returned in f32.
             row_bytes: 6 * u64::from(expert.hidden),
             ..times
         },
     };
-    // All layers at once: what begins the first step is what the scheduler itself would choose.
+    // All layers at once: the scheduler itself chooses the layout before the first step.
     let limit = |e: ScheduleError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)
     };
@@ -101,7 +107,7 @@ pub fn plan_expert_schedule(
         ExpertScheduler::new(plan::setup(&schedule, layers.len(), most).map_err(limit)?).map_err(limit)?;
     let mut units: Vec<u32> = [Some(0), schedule.hot, Some(schedule.cold)].into_iter().flatten().collect();
     units.sort_unstable();
-    // Steps that decode are what experts move between.
+    // Experts move between decoding steps.
     let decodes = module.entries.iter().filter(|g| !g.kind.is_prefill());
     let step = decodes.map(|g| g.kind.rows() as u32).max().unwrap_or(1);
     for (index, &layer) in layers.iter().enumerate() {
@@ -142,10 +148,11 @@ impl Expert {
     }
 }
 
-/// The layers with experts that no static graph computes, and what an expert of all of them is; `None` where there are none.
+/// The layers with experts outside of static graphs, and the size of an expert, which all of them share.
+/// `None` if there are no such layers.
 ///
 /// # Errors
-/// Layers that differ.
+/// Fails if layers differ.
 pub fn alike(module: &Module) -> Result<Option<(Vec<u32>, Expert)>> {
     let experts = experts(module)?;
     let Some(&(_, expert)) = experts.first() else { return Ok(None) };
@@ -186,7 +193,7 @@ fn ffn(expert: StreamExpert) -> Op {
 /// Costs of an expert on a target with NDP DIMMs.
 ///
 /// # Errors
-/// Why it does not run there, and what to do.
+/// Fails if it does not run there, with the reason and the way out.
 pub fn costs(
     streams: &dyn CommandStreams,
     device: &Device,
@@ -200,7 +207,7 @@ pub fn costs(
     })
 }
 
-/// One expert, as units read and multiply it.
+/// Size of one expert, as units read and multiply it.
 struct Size {
     /// Numbers of its matrices.
     weights: f64,
@@ -215,8 +222,8 @@ impl Size {
     }
 }
 
-/// Microseconds of `rows` rows with matrices of `weights` numbers: from the unit's table, else by its roofline. `None` where the
-/// device file has neither.
+/// Microseconds of `rows` rows with matrices of `weights` numbers: from the unit's table, else by its
+/// roofline. `None` if the device file has neither.
 fn matmul_us(unit: &DeviceUnit, bandwidth: Option<f64>, rows: f64, weights: f64) -> Option<f64> {
     if let Some(us) = unit.matmul_us(rows, weights) {
         return Some(us);
@@ -226,7 +233,8 @@ fn matmul_us(unit: &DeviceUnit, bandwidth: Option<f64>, rows: f64, weights: f64)
     Some((2.0 * rows * weights / (peak.rate() * 1e3)).max(reading))
 }
 
-/// 10⁹ bytes per second of the memory that a unit works in: its own figure, else the memory's.
+/// Bandwidth of the memory that a unit works in, in 10⁹ bytes per second: the unit's own figure, else the
+/// memory's.
 fn bandwidth(device: &Device, unit: &DeviceUnit) -> Option<f64> {
     let name = device.memory_of(unit).or_else(|| device.cpu_memory());
     let memory = device.memories.iter().find(|m| Some(m.name.as_str()) == name);
@@ -234,13 +242,14 @@ fn bandwidth(device: &Device, unit: &DeviceUnit) -> Option<f64> {
     unit.bandwidth().or(of_memory)
 }
 
-/// Microseconds of one expert by its rows on a unit, launches aside; `None` where the device file does not say.
+/// Microseconds of one expert by its rows on a unit, without launches; `None` if the device file has no
+/// figures.
 pub fn curve(device: &Device, unit: &DeviceUnit, weights: f64) -> Option<Vec<(u32, f64)>> {
     let rate = bandwidth(device, unit);
     ROWS.iter().map(|&rows| Some((rows, matmul_us(unit, rate, f64::from(rows), weights)?))).collect()
 }
 
-/// The error for a unit whose cost of an expert the device file leaves out.
+/// The error for a unit whose expert costs are missing in the device file.
 pub fn without_costs(device: &Device, unit: &DeviceUnit) -> Error {
     Error::input(format!("target `{}` has no measured expert costs of `{}`", device.name, unit.name))
         .hint("`moec profile-device DIR`, with `--gpu` for a GPU, measures the machine that will run the bundle and writes a \
@@ -274,7 +283,8 @@ fn times(
     })
 }
 
-/// Experts of a layer that the hot unit's memory has room for, a tenth of it left for all else.
+/// Number of experts of a layer that the hot unit's memory has room for; a tenth of it is left for everything
+/// else.
 fn frames(
     device: &Device,
     hot: DynamicUnit<'_>,
@@ -289,8 +299,8 @@ fn frames(
     requested.unwrap_or(u32::MAX).min(fit.min(most as f64) as u32).min(most as u32)
 }
 
-/// Microseconds between the experts of two layers: what else a layer has is read once, by the hot unit where there is one (§4.1:
-/// it keeps attention and what all tokens share), else by the CPU.
+/// Microseconds between the experts of two layers: the time to read the other weights of a layer once. The
+/// hot unit reads them if there is one (§4.1: it has attention and the shared experts), else the CPU.
 pub fn window_us(module: &Module, device: &Device, hot: Option<DynamicUnit<'_>>) -> Result<f64> {
     let unit =
         hot.map(|f| f.unit).or(device.units.first()).ok_or_else(|| Error::bug("a device without units"))?;

@@ -1,9 +1,10 @@
-//! Pass `prefetch_experts`: layers say which experts they will read before they read them.
+//! Pass `prefetch_experts`: requests the experts of a layer before the layer reads them.
 //!
-//! Where experts stay on disk, a `request_experts` stands between the router's choice and the experts. It gets the router's scores,
-//! which rank the experts of its own layer for the cache (HybriMoE, eq. 3). Where one token is decoded, it also gets what
-//! the gates of the next layers say of this layer's hidden state: the residual stream changes little from layer to layer,
-//! so that their choices can be predicted (HybriMoE, §IV-C). No result changes.
+//! If experts stay on disk, the pass inserts a `request_experts` between the router's choice and the experts.
+//! Its operands are the router's scores, which rank the experts of its own layer for the cache (HybriMoE, eq.
+//! 3). When one token is decoded, it also gets the scores that the gates of the next layers compute from this
+//! layer's hidden state. The residual stream changes little from layer to layer, so that these predict their
+//! choices (HybriMoE, §IV-C). No result changes.
 
 use moec_base::error::{Error, Result};
 use moec_ir::graph::EntryKind;
@@ -15,20 +16,22 @@ struct Routed {
     /// Its `dispatch`.
     dispatch: usize,
     logits: ValueId,
-    /// Operand that the logits are computed from, and the node that gives them; `None` where more than a matrix does.
+    /// Operand that the logits are computed from, and the node that computes them; `None` if that takes more
+    /// than a matrix.
     gate: Option<(Operand, Node)>,
 }
 
-/// Puts a `request_experts` after every `dispatch`. Up to `ahead` next layers are predicted, fewer at the end.
+/// Inserts a `request_experts` after every `dispatch`. Up to `ahead` next layers are predicted, fewer at the
+/// end.
 ///
 /// # Errors
-/// A layer that is not of the form that `lower` gives: our bug.
+/// A bug of the compiler: a layer that is not of the form that `lower` makes.
 pub fn prefetch_experts(module: &mut Module, ahead: usize) -> Result<()> {
     for graph in &mut module.entries {
         let layers = routed(graph)?;
         let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
         let ahead = if alone { ahead.min(MAX_REQUEST_SCORES - 1) } else { 0 };
-        // From the last layer on, so that earlier places stay what they are.
+        // From the last layer on, so that earlier indices stay valid.
         for (i, layer) in layers.iter().enumerate().rev() {
             let next = layers.get(i + 1..).unwrap_or_default();
             let patch = request_layer(graph, i, layer, &next[..ahead.min(next.len())]);
@@ -38,8 +41,8 @@ pub fn prefetch_experts(module: &mut Module, ahead: usize) -> Result<()> {
     Ok(())
 }
 
-/// Layers with routed experts, in order. Where static graphs have some of the experts, what counts is the `dispatch` of those
-/// that the CPU computes: their weights alone stay on disk.
+/// Layers with routed experts, in order. If static graphs have some of the experts, the `dispatch` of those
+/// that the CPU computes is taken: only their weights stay on disk.
 fn routed(graph: &Graph) -> Result<Vec<Routed>> {
     let mut found = Vec::new();
     let here = |node: &Node| {
@@ -53,7 +56,7 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
             Some(&Operand::Value(v)) => graph.def(v).map(|n| (v, &graph.nodes[n.0 as usize])),
             _ => None,
         };
-        // What finds room elsewhere is no choice any more.
+        // Rows of static graphs are no longer among the choices.
         let chosen = producer(node.inputs.first());
         let chosen = match chosen {
             Some((_, limit)) if matches!(limit.op, Op::LimitCapacity(_)) => producer(limit.inputs.first()),
@@ -77,7 +80,7 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
     Ok(found)
 }
 
-/// Puts in the `request_experts` of layer `i`, and the gates of the `next` layers on its hidden state.
+/// Inserts the `request_experts` of layer `i`, and the gates of the `next` layers on its hidden state.
 fn request_layer(graph: &Graph, i: usize, layer: &Routed, next: &[Routed]) -> Patch {
     let mut patch = Patch::new(format!("request_experts {i}"), graph);
     let node = &graph.nodes[layer.dispatch];

@@ -1,10 +1,10 @@
-//! Whether experts that stay on disk are better read whole or by neurons, for `skip = "auto"` under a budget.
+//! Choice for `skip = "auto"` under a budget: experts that stay on disk are read whole or by neurons.
 //!
-//! Predicted by one model of either cache, which needs no order of tokens: memory keeps those that calibration saw used most
-//! often, and all others are read whenever a token requests them. Gates, scales that lie by themselves and tables of addresses
-//! leave neurons less of it; what pads a neuron to blocks of the disk is read, too (PowerInfer-2, §4.2 to §4.4). Small reads are
-//! slower: bytes of neurons count as many times as the device's table says of their block, or as a disk was measured
-//! (`READ`).
+//! One model predicts the reads of either cache, without an order of tokens. Memory keeps what was used most
+//! often in the calibration; everything else is read whenever a token requests it. With neurons, gates,
+//! separate scales and tables of addresses take part of that memory. The padding of a neuron to blocks of the
+//! disk is read, too (PowerInfer-2, §4.2 to §4.4). Small reads are slower. So bytes of neurons are scaled by
+//! the factor of their block size in the device's table, or by that of a measured disk (`READ`).
 
 use crate::decisions::Decision;
 use crate::{cluster, size_expert_cache};
@@ -15,24 +15,24 @@ use moec_profile::Profile;
 use moec_runtime::offload::disk::BLOCK;
 use std::collections::BTreeSet;
 
-/// Bytes that a read takes as long as, besides its own, where no table says how fast blocks are read. Measured on the disk of
-/// `docs/neuron-cache.md`: random reads of 4, 8, 32 and 512 KiB at 0.30, 0.56, 1.3 and 1.9 GB/s.
+/// Cost of a read besides its own bytes, in bytes, if no table has rates of block sizes. Measured on the disk
+/// of `docs/neuron-cache.md`: random reads of 4, 8, 32 and 512 KiB at 0.30, 0.56, 1.3 and 1.9 GB/s.
 const READ: f64 = 20.0 * 1024.0;
-/// Share of up and down that memory must hold beside the gates: activations are not known yet, and with less a prompt reads
-/// everything twice.
+/// Share of up and down that memory must hold besides the gates: activations are not known yet, and with less
+/// a prompt reads everything twice.
 const LEAST: f64 = 0.25;
 
-/// Experts of a layer, and how often a token requests them.
+/// Experts of a layer, and their frequencies of use.
 #[derive(Clone, Debug, PartialEq)]
 struct Layer {
     bundle: Bundle,
     /// By expert, the share of tokens that choose it.
     chosen: Vec<f64>,
-    /// By expert and neuron, the share of these that activate the neuron.
+    /// By expert and neuron, the share of these tokens that activate the neuron.
     active: Vec<Vec<f64>>,
 }
 
-/// Part that is read, and how often.
+/// Bytes that are read together, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Item {
     /// Share of tokens that request it.
@@ -42,16 +42,17 @@ struct Item {
     held: f64,
 }
 
-/// Expected reads of a token, in bytes; by neurons `None` where memory has no room for their gates and some of the rest.
+/// Expected reads of a token, in bytes. Those by neurons are `None` if memory has no room for their gates and
+/// part of the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Expected {
     experts: f64,
     neurons: Option<f64>,
 }
 
-/// Decides for a module whose experts stay on disk, before they are turned. `None`: there is nothing to decide, since not all
-/// experts have gates that leave zeros, or calibration has not seen them. Whether neurons are read one by one, with gates in memory; else
-/// whole experts are.
+/// Decides for a module whose experts stay on disk, before `cluster`. Returns true if neurons are read one by
+/// one, with gates in memory, and false if whole experts are read. `None`: there is no choice, since some
+/// experts have no gates that leave zeros or calibration has not seen them.
 pub fn decide(
     module: &Module,
     profile: &Profile,
@@ -80,7 +81,8 @@ pub fn decide(
     Some((by_neurons, decision))
 }
 
-/// Layers with routed experts, and the weights of all experts; `None` unless neurons of all of them can be read and were seen.
+/// Layers with routed experts, and the weights of all experts; `None` unless all have neurons that can be
+/// read and were counted.
 fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<WeightId>)> {
     let graph = module.entries.iter().find(|g| matches!(g.kind, EntryKind::Decode(_)))?;
     let (mut layers, mut weights) = (Vec::new(), BTreeSet::new());
@@ -104,12 +106,13 @@ fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<We
         });
         weights.extend([gate_up, down]);
     }
-    // They share frames.
+    // All layers share frames.
     let first = layers.first()?.bundle;
     layers.iter().all(|l| l.bundle == first).then_some((layers, weights))
 }
 
-/// Bytes that a run takes beside experts, but for activations: other weights, states in f32 at most, the process.
+/// Bytes that a run takes besides experts, without activations: other weights, states in f32 at most, the
+/// process.
 fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
     let numbers = |shape: &[usize]| shape.iter().product::<usize>() as f64;
     let ids = (0..).map(WeightId).zip(&module.weights).filter(|(id, _)| !experts.contains(id));
@@ -118,7 +121,7 @@ fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
     weights + states + size_expert_cache::PROCESS as f64
 }
 
-/// Expected reads of a token with so much memory for experts.
+/// Expected reads of a token if experts have `room` bytes of memory.
 fn expected(layers: &[Layer], room: f64) -> Expected {
     let experts = layers.iter().flat_map(|l| {
         let part = |rows: usize, cols: usize| (rows as f64) * (cols as f64) * l.bundle.format.bits() / 8.0;
@@ -140,7 +143,7 @@ fn expected(layers: &[Layer], room: f64) -> Expected {
     Expected { experts, neurons: (left >= LEAST * all).then(|| missed(units, left)) }
 }
 
-/// Bytes per token of what memory does not keep, where it keeps what is used most often.
+/// Bytes per token that memory does not hold, if it holds what is used most often.
 fn missed(mut items: Vec<Item>, room: f64) -> f64 {
     items.sort_unstable_by(|a, b| b.often.total_cmp(&a.often));
     let mut taken = 0.0;
@@ -152,13 +155,13 @@ fn missed(mut items: Vec<Item>, room: f64) -> f64 {
 }
 
 impl Layer {
-    /// Bytes of gates and of scales that lie by themselves.
+    /// Bytes of gates and of separate scales.
     fn resident(&self) -> f64 {
         let each = self.bundle.part_bytes() + (PARTS - 1) * self.bundle.up_down_scales_bytes();
         (self.active.iter().map(Vec::len).sum::<usize>() * each) as f64
     }
 
-    /// Neurons that are read together: the hottest of an expert lie first.
+    /// Neurons that are read together: the hottest of an expert come first.
     fn units(&self) -> impl Iterator<Item = Item> + '_ {
         let b = self.bundle;
         let each = b.read_together();
@@ -173,7 +176,7 @@ impl Layer {
     }
 }
 
-/// Factor by which a byte is slower in reads of so many bytes than in the largest ones.
+/// Factor by which a byte is slower in reads of `bytes` bytes than in the largest reads.
 fn times_slower(disk: Option<&Memory>, bytes: u64) -> f64 {
     let rows = disk.map_or(&[][..], |m| &m.bandwidth);
     let best = rows.iter().map(Bandwidth::rate).fold(0.0, f64::max);
@@ -186,8 +189,8 @@ mod tests {
     use super::*;
     use moec_device::Bandwidth;
 
-    /// Two experts, of which one is chosen three times as often, with neurons of which every fifth is active for all tokens and
-    /// the others for few.
+    /// Two experts, one chosen three times as often. Every fifth neuron is active for all tokens, the others
+    /// for few.
     fn layer(format: Format, few: f64) -> Layer {
         let active: Vec<f64> = (0..100).map(|i| if i % 5 == 0 { 1.0 } else { few }).collect();
         let bundle = Bundle { format, hidden: 2048, gate_bound: false };
@@ -207,7 +210,7 @@ mod tests {
     fn active_neurons_are_read_and_gates_take_memory() {
         let layer = layer(Format::Bf16, 0.0);
         let gates = 200.0 * 4096.0;
-        // Room for gates and half of up and down: all that is active.
+        // Room for gates and half of up and down: all active neurons.
         let found = expected(std::slice::from_ref(&layer), gates + 100.0 * 8192.0 + 200.0 * 56.0);
         assert_eq!(found.neurons, Some(0.0));
         // One expert fits: the other is read by a quarter of the tokens.

@@ -1,7 +1,7 @@
 //! Pass `schedule`: the order of the steps.
 //!
-//! A step's level is one more than the latest level that it waits for. Ordered by levels, steps that do not
-//! depend on each other stand together, and one barrier serves them all.
+//! The level of a step is one more than the highest level of its dependencies. In the order of levels,
+//! independent steps are adjacent, and one barrier serves them all.
 
 use moec_ir::access::{Access, Accesses};
 use moec_ir::plan::{Entry, Plan};
@@ -26,7 +26,7 @@ fn order(accesses: &Accesses<'_>, entry: &Entry) -> Vec<usize> {
         levels.push(level);
     }
     let mut order: Vec<usize> = (0..touched.len()).collect();
-    // Stable: within a level the order of the Graph stays.
+    // The sort is stable: within a level the order of the Graph stays.
     order.sort_by_key(|&i| levels[i]);
     order
 }

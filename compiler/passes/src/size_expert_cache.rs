@@ -1,11 +1,11 @@
-//! Pass `size_expert_cache`: how many experts memory holds, and who stays.
+//! Pass `size_expert_cache`: the number of experts that memory holds, and the policy that keeps them.
 //!
-//! `[memory] budget` is a promise. What every run needs is summed up first: weights outside of experts, activations, scratch
-//! of every thread, the KV cache of every slot, and room for the process itself. The rest is cache frames of one expert each: a few
-//! through which experts pass that are not kept, all others for the cache. Which policy keeps what is chosen by replaying the
-//! routing that calibration recorded (HybriMoE, §IV-D; the bound is Belady's). The same replays say how much of the cache is
-//! pinned to the hottest experts, which are read at the start and never go: what PowerInfer-2 (§4.2) does with regions of hot and
-//! cold neurons, with whole experts.
+//! `[memory] budget` is a limit. The needs of every run come first: weights outside of experts, activations,
+//! scratch of every thread, KV caches of all slots, and the process itself. The rest is cache frames of one
+//! expert each. A few are for experts that pass through and are not kept, all others for the cache. Replays
+//! of recorded routing choose the policy (HybriMoE, §IV-D; the bound is Belady's). The same replays choose
+//! the pinned share of the cache: its experts, the hottest, are read at the start and never evicted.
+//! PowerInfer-2 (§4.2) does that with regions of hot and cold neurons; here it is done with whole experts.
 
 use moec_base::error::{Error, Result};
 use moec_base::human;
@@ -17,35 +17,38 @@ use moec_runtime::offload::cache::{Key, Setting};
 use moec_runtime::offload::disk::{BLOCK, LARGEST_BLOCK};
 use moec_sim::cache::{self, Choice, Pin, Trace, TraceError};
 
-/// Staging frames, for experts that the cache does not keep. With fewer than two nothing could be read while another is computed.
+/// Staging frames, for experts that the cache does not keep. With fewer than two no read could overlap with
+/// computing.
 const STAGING: u32 = 2;
-/// As above, where the policy lets misses bypass the cache.
+/// Staging frames if the policy lets misses bypass the cache.
 const STAGING_FOR_BYPASS: u32 = 4;
 /// Further staging frames, for prefetched entries.
 const PREFETCHED: u32 = 3;
-/// Cache frames for each staging frame, below which none is reserved for prefetched entries.
+/// Cache frames for each staging frame that are required before some are reserved for prefetched entries.
 const WORTHWHILE: u32 = 8;
-/// Reads of neurons that are under way at once: the most for which the rest of the memory is worth its name.
+/// Numbers of reads of neurons that may be in flight. The largest is taken that leaves enough of the memory
+/// for the cache.
 const READS: [u64; 4] = [64, 32, 16, 8];
-/// Experts whose neurons must have room besides.
+/// Number of experts whose neurons must have room besides those reads.
 const WORTHWHILE_READS: u64 = 8;
-/// Bytes of an address, and of what is noted of neurons that are read together.
+/// Bytes of an address, and of the cache's record of neurons that are read together.
 pub(super) const ADDRESS: u64 = 8;
 pub(super) const NOTES: u64 = 48;
 /// Fewest frames that hold experts.
 const LEAST: u32 = 1;
-/// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself. Measured: 4 MiB of
-/// `run generate` for the demo model, whose code and plan are small.
+/// Bytes of the process that the plan does not list: code, stacks, buffers of messages, the plan itself.
+/// Measured: 4 MiB of `run generate` for the demo model, whose code and plan are small.
 pub(super) const PROCESS: u64 = 16 << 20;
-/// Bytes in memory for a byte of `tokenizer.json`, at the moment when it is read. Measured: 26, with 100 000 tokens.
+/// Bytes in memory for a byte of `tokenizer.json` while it is read. Measured: 26, with 100 000 tokens.
 const TOKENIZER: u64 = 28;
 
-/// Lays the experts of `layers` out for reading: each is one piece of the file, gate and up before down, at multiples of
-/// [`BLOCK`] (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their
-/// neurons, so that the piece is the expert). Sets offset and pitch of their segments; gives the size of the file.
+/// Lays the experts of `layers` out for reading. Each is one piece of the file, gate and up before down, at
+/// multiples of [`BLOCK`] (PowerInfer-2, §4.4: weights that are read together are stored together). Gated
+/// experts of today's models use all of their neurons, so that the piece is the expert. Sets offset and pitch
+/// of their segments; returns the size of the file.
 ///
 /// # Errors
-/// Experts past what a file can hold.
+/// Fails if the experts exceed what a file can hold.
 pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0_u64;
@@ -75,7 +78,7 @@ pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
     routers.map(|d| (d.experts as u32, d.k as u32, d.score)).collect()
 }
 
-/// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
+/// True if an operand of a node is matrices of experts, which kernels find by a table of addresses.
 pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
     let matrices = matches!(
         (op, operand),
@@ -86,7 +89,7 @@ pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
     matrices && matches!(input, Operand::Weight(_))
 }
 
-/// A plan before `size_expert_cache`: its layers, with no promise and no frames but those that it cannot do without.
+/// The paging of a plan before `size_expert_cache`: its layers, no budget, and the fewest frames that work.
 pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
     let checksums = vec![0; layers.iter().map(|l| 2 * l.experts as usize).sum()];
     Paging {
@@ -107,16 +110,16 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
     }
 }
 
-/// As [`lay_out`], for neurons: gates stay where they are, and up and down of each are one read or share one with their
-/// neighbours (PowerInfer-2, §4.4). Gives as well what a frame holds: neurons, and bytes.
+/// Lays out neurons, as [`lay_out`] does experts. Gates stay where they are; up and down of each neuron are
+/// one read, or share one with their neighbours (PowerInfer-2, §4.4). Also returns the contents of a frame.
 ///
 /// # Errors
-/// Neurons past what a file can hold, or of layers that lie differently.
+/// Fails if the neurons exceed what a file can hold, or if layers differ in their layout.
 pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<(u64, NeuronFrame)> {
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0;
     let mut frame: Option<NeuronFrame> = None;
-    // Gates first: they are resident.
+    // Gates first: they stay in memory.
     for l in layers {
         let gate = segments.get_mut(l.gate_up as usize).ok_or_else(|| Error::bug("gates of no segment"))?;
         gate.offset = end;
@@ -155,7 +158,7 @@ pub struct NeuronFrame {
     pub neurons: u32,
     /// Bytes of up and down of all of them.
     pub bytes: u64,
-    /// Frames that any expert fits into.
+    /// Fewest frames that hold any expert.
     pub least: u32,
 }
 
@@ -174,21 +177,22 @@ pub struct PagingOptions<'a> {
     pub threads: u32,
     /// Bytes of `tokenizer.json`.
     pub tokenizer: u64,
-    /// Policy by name with parameters; `None`: the one that reads least.
+    /// Policy by name with parameters; `None` takes the one that reads least.
     pub policy: Option<&'a str>,
-    /// Share of the cache for experts that never go.
+    /// Share of the cache for experts that are never evicted.
     pub pin: Pin,
     /// Layers ahead whose experts are read before they are requested.
     pub prefetch: u32,
-    /// Memory where the weights will be.
+    /// Memory that stores the weights.
     pub disk: Option<&'a Memory>,
 }
 
-/// Share of the best rate that makes a block good enough: smaller ones leave room between reads for urgent ones.
+/// Share of the best rate that is sufficient for a block: smaller blocks leave room between reads for urgent
+/// ones.
 const GOOD_ENOUGH: f64 = 0.97;
 
-/// Bytes of a read: the smallest block of the device's bandwidth table that is read nearly as fast as any (PowerInfer-2,
-/// §2.3.2). The largest where no table says.
+/// Bytes of a read: the smallest block of the device's bandwidth table that is read nearly as fast as the
+/// best (PowerInfer-2, §2.3.2). The largest block if there is no table.
 pub fn block_bytes(disk: Option<&Memory>) -> u32 {
     let rows = disk.map_or(&[][..], |m| &m.bandwidth);
     let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b.is_multiple_of(BLOCK);
@@ -201,14 +205,15 @@ pub fn block_bytes(disk: Option<&Memory>) -> u32 {
 /// Choices, for `moec explain`.
 #[derive(Clone, Debug)]
 pub struct Paged {
-    /// The replays, where routing was recorded and no policy is named.
+    /// The replays, if routing was recorded and no policy is named.
     pub choice: Option<Choice>,
 }
 
-/// Fills the frames of a plan that is final otherwise.
+/// Sizes the frames of a plan that is otherwise final.
 ///
 /// # Errors
-/// A budget that cannot work, with the smallest that can; a policy that does not exist; pins without recorded routing.
+/// Fails if the budget is too small, with the smallest that works; if the policy does not exist; or if pins
+/// are requested without recorded routing.
 pub fn size_expert_cache(
     plan: &mut Plan,
     options: PagingOptions<'_>,
@@ -240,7 +245,7 @@ pub fn size_expert_cache(
     let bypasses = policy.to_string().contains("bypass=1");
     let passing = if bypasses { STAGING_FOR_BYPASS } else { STAGING };
     let prefetched = if options.prefetch > 0 { PREFETCHED } else { 0 };
-    // What is read ahead must not take much of the cache.
+    // Prefetched entries must not take much of the cache.
     let usual = passing + prefetched;
     let staging = [if capacity >= WORTHWHILE * usual { usual } else { passing }, passing, STAGING];
     let (staging, frames) =
@@ -251,9 +256,9 @@ pub fn size_expert_cache(
     (paging.frames, paging.staging) = (frames, staging);
     paging.block_bytes = block_bytes(options.disk);
     paging.policy = policy.to_string();
-    // With frames for those that bypass the cache it is smaller than it was for the replays.
+    // Staging frames for bypassing misses make it smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
-    // The replays know of one memory. What another one holds is neither read at the start nor kept.
+    // The replays know one memory. Experts in another memory are neither read at the start nor kept.
     let mut uses = trace.as_ref().map(cache::uses).unwrap_or_default();
     let keys = (0..).zip(&paging.layers).flat_map(|(l, layer)| (0..layer.experts).map(move |e| (l, e)));
     for (n, (layer, expert)) in uses.iter_mut().zip(keys) {
@@ -266,7 +271,7 @@ pub fn size_expert_cache(
     Ok(Paged { choice })
 }
 
-/// A budget that cannot work.
+/// The error for a budget that is too small.
 fn too_small(budget: u64, sums: &Sums, least: u64) -> Error {
     Error::input(format!("a budget of {} is too small for this model", human::bytes(budget)))
         .because(sums.to_string())
@@ -276,10 +281,10 @@ fn too_small(budget: u64, sums: &Sums, least: u64) -> Error {
         ))
 }
 
-/// Fills the frames of neurons: one expert has room, and reads that are under way.
+/// Sizes the frames of neurons: one expert must have room, and the reads in flight.
 ///
 /// # Errors
-/// As [`size_expert_cache`]; a policy or pins, which neurons do not have.
+/// Fails as [`size_expert_cache`] does, and if a policy or pins are requested, which neurons do not have.
 fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -> Result<Paged> {
     let of = |l: &PagedLayer| plan.segments.get(l.down as usize).map_or((0, 0, 0), Segment::extents);
     let Some(paging) = &plan.paging else { return Ok(Paged { choice: None }) };
@@ -291,16 +296,16 @@ fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -
     let of_one = |l: &PagedLayer| u64::from(of(l).1.div_ceil(paging.neurons));
     let least = paging.layers.iter().map(of_one).max().unwrap_or(1).max(LEAST.into());
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
-    // Tables of addresses, and what the cache notes of every frame that there could be.
+    // Tables of addresses, and the cache's records of the largest number of frames.
     let neurons: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * u64::from(of(l).1)).sum();
     let bundle = paging.layers.first().and_then(|l| plan.segments.get(l.down as usize)?.up_down());
     let bundle = bundle.ok_or_else(|| Error::bug("neurons of no segment"))?;
     let process = sums.process + neurons * ADDRESS * bundle.up_down_addresses() as u64 + all * NOTES;
-    // Scales that lie by themselves are read when a run begins.
+    // Separate scales are read when a run begins.
     let scales = neurons * (bundle.up_down_stored_bytes() - bundle.up_down_pitch()) as u64;
     let resident = sums.resident().saturating_add(scales);
     let fixed = resident.saturating_add(process);
-    // On the disk a frame may take more than in memory.
+    // On disk a frame may take more bytes than in memory.
     let read = bundle.up_down_pitch() as u64;
     let staging_for = |reads: u64| {
         (reads * read * u64::from(paging.neurons)).div_ceil(paging.frame_bytes).max(STAGING.into())
@@ -321,17 +326,17 @@ fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -
     Ok(Paged { choice: None })
 }
 
-/// Pinned experts.
+/// Policy and pinned experts.
 struct PinnedExperts {
     policy: Setting,
     /// Share of the cache that is pinned.
     percent: u8,
-    /// Experts that get them, the hottest first.
+    /// Experts of that share, the hottest first.
     pinned: Vec<Key>,
     choice: Option<Choice>,
 }
 
-/// As requested, else as the replays say; LRU without any.
+/// The policy as requested, else the choice of the replays, else LRU.
 fn kept(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Result<PinnedExperts> {
     let requested = match options.pin {
         Pin::Percent(percent) => percent,
@@ -359,7 +364,7 @@ fn kept(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Res
                     choice: Some(choice),
                 });
             }
-            // A short text says nothing of policies.
+            // A short text is no evidence for a policy.
             Err(TraceError::TooShort { .. }) => {}
             Err(e) => return Err(Error::bug(e.to_string())),
         }
@@ -433,7 +438,7 @@ mod tests {
         assert_eq!(of(&[]), LARGEST_BLOCK);
         assert_eq!(of(&[(4096, 0.4), (65_536, 1.97), (131_072, 2.0), (524_288, 1.99)]), 65_536);
         assert_eq!(of(&[(4096, 0.4), (65_536, 1.9), (131_072, 2.0), (524_288, 1.99)]), 131_072);
-        // What no read can be does not count.
+        // Blocks larger than any read do not count.
         assert_eq!(of(&[(4096, 1.0), (5000, 9.0), (1 << 30, 9.0)]), 4096);
         assert_eq!(of(&[(4096, 0.0)]), LARGEST_BLOCK);
     }

@@ -1,4 +1,5 @@
-//! The passes `tier`, `group` and `assign_residency` over loads of every kind: 1 to 160 experts, every number of tiers.
+//! Tests of the passes `tier`, `group` and `assign_residency` over many kinds of loads: 1 to 160 experts,
+//! every number of tiers.
 
 use super::assign_residency::{assign_layer_residency, limit_contexts};
 use super::group::{self, group_layer};
@@ -13,7 +14,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::path::Path;
 
-/// An expert of Phi-3.5-MoE: 4096 × 6400, three matrices.
+/// The size of an expert of Phi-3.5-MoE: 4096 × 6400, three matrices.
 const LARGE: ExpertSize = ExpertSize { weights: 78_643_200, bytes: 157_286_400 };
 
 fn device() -> Device {
@@ -24,7 +25,7 @@ fn wanted(tiers: usize, overflow: Overflow) -> ExpertsConfig {
     ExpertsConfig { tiers, overflow: Some(overflow), ..Config::defaults(Path::new("model.toml")).experts }
 }
 
-/// One layer whose chunks have these loads.
+/// Loads of one layer, from those of its chunks.
 fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
     let chosen: Vec<u64> =
         (0..samples[0].len()).map(|e| samples.iter().map(|s| u64::from(s[e])).sum()).collect();
@@ -51,7 +52,8 @@ fn place(
     p
 }
 
-/// NPUMoE, §4.1: a chunk of 256 tokens, 8 experts and an imbalance of 2 make 64 tokens for the busiest.
+/// NPUMoE, §4.1: with a chunk of 256 tokens, 8 experts and an imbalance of 2, the busiest expert has 64
+/// tokens.
 #[test]
 fn the_papers_example_of_a_capacity() {
     let device = device();
@@ -80,7 +82,7 @@ fn coverage_trades_padding_for_overflow() {
     let rates =
         |coverage| tier(&loads, &units, &wanted(3, Overflow::Prune), coverage).experts[0].expected.unwrap();
     let (most, less) = (rates(1.0), rates(0.9));
-    // A burst like no other is expected to overflow the capacities of either.
+    // A burst that occurs once is expected to overflow both sets of capacities.
     assert!(most.overflow > 0.0 && less.overflow >= most.overflow, "{less:?}");
     assert!(less.padding < most.padding, "{less:?} {most:?}");
 }
@@ -89,7 +91,7 @@ fn coverage_trades_padding_for_overflow() {
 fn experts_that_were_hardly_seen_are_guarded_and_named() {
     let device = device();
     let units = Units::of(&device).unwrap();
-    // Of 400 tokens the second expert got 60: in most chunks none, so that its median is none, too.
+    // The second expert got 60 of 400 tokens. In most chunks it got none, so that its median is 0.
     let mut samples = vec![vec![100, 0]; 4];
     samples[0] = vec![40, 60];
     let mut loads = layer(100, samples);
@@ -98,7 +100,7 @@ fn experts_that_were_hardly_seen_are_guarded_and_named() {
     // 60 tokens of 400 may be a rate of (60 + 12.8 + 3) / 400: 18.9 tokens of a chunk.
     assert_eq!((p.experts[0].experts[1].capacity, p.experts[0].experts[1].few), (32, true));
     assert!(few(&p).unwrap().contains("layer 2: 1"), "{:?}", few(&p));
-    // 66 tokens are enough to believe the median.
+    // With 66 tokens the median counts.
     loads.layers[0].chosen[1] = 66;
     assert_eq!(few(&table(&loads)), None);
     loads.layers[0].chosen[1] = 63;
@@ -116,7 +118,7 @@ fn a_budget_buys_the_smallest_coverage_that_keeps_it() {
     assert_eq!(spend(0.1, &mut loss).unwrap(), 0.5);
     assert_eq!(spend(0.061, &mut loss).unwrap(), 0.9);
     assert_eq!(spend(0.0511, &mut loss).unwrap(), 0.99);
-    // Past the largest load that was seen there is still more.
+    // Coverages past the largest recorded load follow.
     assert_eq!(spend(0.0, &mut loss).unwrap(), 1.5);
     assert!(asked <= 4 * 5, "{asked}");
     let e = spend(0.01, &mut |_| Ok(0.02)).unwrap_err();
@@ -153,7 +155,7 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     assert!(e.hint.unwrap().contains("not even one"));
     // On the CPU there is no graph, and no limit.
     place(&loads, &units, &wanted(3, Overflow::Spill), huge, UnitPreference::Cpu);
-    // What does not divide leaves a small last group.
+    // If the size does not divide the number of experts, the last group is smaller.
     nine.group = Some(6);
     assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, UnitPreference::Graphs)), [6, 6, 4]);
 }
@@ -169,20 +171,20 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     let (table, npu) = (&p.experts[0], units.npu_index());
     let units_of: Vec<u32> = table.experts.iter().map(|r| r.unit).collect();
     assert_eq!(units_of, [[npu; 8], [units.cpu_index(); 8]].concat());
-    // Cold experts take what comes; hot ones spill.
+    // Cold experts take any number of tokens; hot ones spill.
     assert!(table.experts[8..].iter().all(|r| r.capacity == 0 && r.fallback.is_none()));
     assert!(table.experts[..8].iter().all(|r| r.capacity == 64 && r.fallback == Some(units.cpu_index())));
     assert!(
         table.groups[0].why.starts_with("hot: 480.0 tokens") && table.groups[1].why.starts_with("cold: 8.0")
     );
-    // A small expert never pays for a launch, however hot.
+    // A small expert never pays for a launch, at any load.
     let small = ExpertSize { weights: 1 << 16, bytes: 1 << 17 };
     let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, UnitPreference::Auto);
     assert!(p.experts[0].groups.iter().all(|g| g.unit == units.cpu_index()));
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
 }
 
-/// A start loads a context for each graph: the graphs that gain least stay on the CPU.
+/// A start loads a context for each graph, so that the graphs with the least gain stay on the CPU.
 #[test]
 fn contexts_are_few_enough_to_load() {
     let phone = Device::find("snapdragon-8-gen-3").unwrap();
@@ -191,7 +193,7 @@ fn contexts_are_few_enough_to_load() {
     assert_eq!(units.npu.most_contexts(), 74);
     let loads = layer(256, vec![(0..16).map(|e| 64 - 2 * e).collect(); 4]);
     let mut wanted = wanted(3, Overflow::Spill);
-    // What an expert of 4-bit weights gains, each in a graph of its own.
+    // Gains of experts with 4-bit weights, each in its own graph.
     wanted.group = Some(1);
     let mut p = place(&loads, &units, &wanted, LARGE, UnitPreference::Auto);
     let npu = units.npu_index();
@@ -223,7 +225,7 @@ fn launches_of_a_phone_make_groups_large() {
     assert!(p.experts[0].groups.len() <= 6, "{}", p.experts[0].groups.len());
 }
 
-/// Loads of one layer at a chunk size, from balanced to wild, some experts unused.
+/// Loads of one layer at a chunk size, from balanced to extreme, with some experts unused.
 fn any_loads() -> impl Strategy<Value = Loads> {
     (1_usize..=160, 1_u32..=600, 1_usize..12).prop_flat_map(|(experts, chunk, chunks)| {
         let load = prop_oneof![2 => Just(0), 4 => 0..=chunk.div_ceil(8), 1 => 0..=chunk];
@@ -279,12 +281,13 @@ proptest! {
     fn no_other_tiers_compute_fewer_rows(needs in vec(0_u32..9, 1..12), tiers in 1_usize..=6) {
         let device = device();
         let units = Units::of(&device).unwrap();
-        // 16 tokens to the unit, and so often that no expert is judged by too few.
+        // Needs are in units of 16 tokens, and 64 chunks give every expert enough tokens to be judged.
         let loads = layer(160, vec![needs.iter().map(|n| n * 16).collect(); 64]);
         let p = tier(&loads, &units, &wanted(tiers, Overflow::Prune), 1.0);
         let table = &p.experts[0];
         let rows: u64 = table.experts.iter().map(|r| u64::from(r.capacity)).sum();
-        // One that was never chosen is guarded by the rule of three: 3 tokens in 64 chunks, so one alignment.
+        // An expert without tokens gets its capacity by the rule of three: 3 tokens in 64 chunks, so one
+        // alignment.
         let needs: Vec<u32> = needs.iter().map(|n| (n * 16).max(16)).collect();
         prop_assert_eq!(rows, least_rows(&needs, tiers));
     }
@@ -321,7 +324,7 @@ proptest! {
             };
             prop_assert_eq!(g.unit == units.npu_index(), hot);
         }
-        // The popular of a tier stand in its first groups.
+        // The popular experts of a tier are in its first groups.
         for pair in table.groups.windows(2).filter(|w| w[0].tier == w[1].tier) {
             let of = |g: usize, at: usize| layer.chosen[pair[g].experts[at] as usize];
             prop_assert!(of(0, pair[0].experts.len() - 1) >= of(1, 0));

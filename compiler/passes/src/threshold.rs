@@ -1,10 +1,12 @@
-//! Pass `threshold`: SiLU in the gates of experts gets a threshold, below which a neuron is 0 (CATS, arXiv 2404.08763).
+//! Pass `threshold`: adds a threshold to SiLU in the gates of experts, below which a neuron is 0 (CATS, arXiv
+//! 2404.08763).
 //!
 //! ```text
 //! expert_ffn {glu = silu}   →   expert_ffn {glu = cats(threshold = t)}, t of the layer
 //! ```
 //!
-//! This changes results: which thresholds there are is decided, and their loss measured, in the module `thresholds` of `moec-measure`.
+//! This changes results. The module `thresholds` of `moec-measure` chooses the thresholds and measures their
+//! loss.
 
 use moec_ir::op::{Activation, Glu};
 use moec_ir::{Module, Op};
@@ -13,13 +15,14 @@ use std::collections::BTreeMap;
 /// Thresholds of the layers that have one, and the share of neurons that they leave inactive.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Thresholds {
-    /// By layer: magnitudes of `silu(gate)` below it become 0.
+    /// By layer: magnitudes of `silu(gate)` below this become 0.
     pub by_layer: BTreeMap<u32, f32>,
-    /// Percent of the neurons of these layers that are below, as calibration saw them.
+    /// Percent of the neurons of these layers that are below it, by the recorded gates.
     pub percent: f32,
 }
 
-/// Gives experts with SiLU and without biases the threshold of their layer. Gives how many nodes got one.
+/// Sets the threshold of experts with SiLU and without biases to that of their layer. Returns the number of
+/// changed nodes.
 pub fn threshold(module: &mut Module, thresholds: &Thresholds) -> usize {
     let mut found = 0;
     for node in module.entries.iter_mut().flat_map(|g| &mut g.nodes) {
@@ -50,7 +53,7 @@ mod tests {
                 from + 1
             )
         };
-        // Value 8 is the table that all layers share.
+        // Value 8 is the table, which all layers share.
         let layers = [layer(0, 8, "silu"), layer(1, 10, "relu"), layer(2, 12, "silu")].concat();
         let layers = layers.replacen("expert_ffn %8", "expert_ffn %4", 1);
         let text = format!(
@@ -66,7 +69,7 @@ mod tests {
         );
         let mut module = parse_module(&text).unwrap();
         let thresholds = Thresholds { by_layer: [(0, 0.25), (1, 0.5), (2, 0.125)].into(), percent: 40.0 };
-        // One for each layer with SiLU; the one with ReLU has zeros of its own.
+        // One for each layer with SiLU; the one with ReLU already leaves zeros.
         assert_eq!(threshold(&mut module, &thresholds), 2);
         moec_ir::verify::module(&module).unwrap();
         let now = module.to_string();
@@ -75,7 +78,7 @@ mod tests {
         {
             assert_eq!(now.matches(&format!("{{glu = {glu}}}")).count(), there, "{now}");
         }
-        // What has one keeps it.
+        // An existing threshold stays.
         assert_eq!(threshold(&mut module, &thresholds), 0);
     }
 }

@@ -1,16 +1,16 @@
-//! Pass `tier`: how many tokens each expert takes per call (NPUMoE, §4.1).
+//! Pass `tier`: the capacity of each expert in tokens per call (NPUMoE, §4.1).
 //!
-//! A static graph has a fixed number of rows. One capacity for all experts pads the many to hold the tokens of the
-//! few, or drops the tokens of the few. So the experts of a layer share a small number of capacities, the tiers,
-//! and every expert gets the smallest tier that covers the load that is to be expected of it.
+//! A static graph has a fixed number of rows. With one capacity for all experts, either most experts are
+//! padded, or the few busy ones drop tokens. So the experts of a layer share a small number of capacities,
+//! the tiers. Every expert gets the smallest tier that covers its expected load.
 //!
-//! * The expected load of an expert is a quantile of its loads over the chunks that calibration read: the load that
-//!   it does not exceed in a share `coverage` of them. Its mean is the expert's share of B·k tokens, B·k/E when
-//!   routing is balanced; the paper's B/E is the case of one expert per token.
-//! * An expert that calibration hardly met has no quantile worth the name. After `n` tokens of `N` its rate is, with
-//!   95 % confidence, at most `(n + 1.65 √n + 3) / N` (Poisson; for n = 0 the rule of three), and its expected load
-//!   is at least what that makes of a chunk. Such experts are marked, and named in a warning.
-//! * Tiers are the capacities, multiples of the device's alignment, that make the rows of all experts the fewest.
+//! * The expected load of an expert is a quantile of its loads over the recorded chunks. In a share
+//!   `coverage` of the chunks the load is at most that. Its mean is the expert's share of B·k tokens, which
+//!   is B·k/E when routing is balanced. The paper's B/E is the case of one expert per token.
+//! * An expert that calibration met too rarely has no meaningful quantile. After `n` tokens of `N` its rate
+//!   is at most `(n + 1.65 √n + 3) / N`, with 95 % confidence (Poisson; for n = 0 the rule of three). Its
+//!   expected load is at least that rate of a chunk. Such experts are marked, and named in a warning.
+//! * Tiers are multiples of the device's alignment. They are chosen to minimize the rows of all experts.
 
 use moec_base::error::{Error, Result};
 use moec_config::{ExpertsConfig, Overflow};
@@ -19,12 +19,12 @@ use moec_ir::placement::{Expected, ExpertRow, ExpertTable, Placement};
 use moec_profile::importance::ENOUGH;
 use moec_profile::loads::{LayerLoads, Loads};
 
-/// Coverages that a quality budget chooses from. Past 1 they are multiples of the largest load that calibration saw: text
-/// that calibration has not seen may load an expert more.
+/// Coverages that a quality budget chooses from. Those past 1 are multiples of the largest recorded load,
+/// since other text may load an expert more.
 pub const LADDER: [f64; 16] =
     [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0, 1.25, 1.5, 2.0, 3.0, 8.0];
 
-/// A placement with the capacity of every expert, all of them on the NPU: where they live is decided later.
+/// Makes a placement with the capacity of every expert, all of them on the NPU: later passes choose the unit.
 pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: f64) -> Placement {
     let table = |layer: &LayerLoads| table(layer, loads.chunk, units, wanted, coverage);
     Placement {
@@ -36,7 +36,7 @@ pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: 
     }
 }
 
-/// Treatment of rows past a capacity, by default.
+/// Default treatment of rows past a capacity.
 fn overflow(wanted: &ExpertsConfig) -> Overflow {
     wanted.overflow.unwrap_or(Overflow::Spill)
 }
@@ -73,12 +73,12 @@ fn table(
     table
 }
 
-/// Whether calibration met an expert too rarely to judge it.
+/// True if calibration met an expert too rarely to judge it.
 fn is_few(layer: &LayerLoads, expert: usize) -> bool {
     layer.chosen[expert] < ENOUGH
 }
 
-/// The load to expect of an expert: at most the whole chunk.
+/// The expected load of an expert: at most the whole chunk.
 fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32 {
     let seen = (f64::from(layer.quantile(expert, coverage.min(1.0))) * coverage.max(1.0)).ceil() as u32;
     let least = if is_few(layer, expert) {
@@ -91,11 +91,11 @@ fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32
     seen.max(least).min(chunk)
 }
 
-/// At most `most` capacities, descending, of which every need has one that is at least as large, so that the sum of
-/// what the needs get is the smallest; of several such sets one of the smallest.
+/// Returns at most `most` capacities, descending. Every need gets the smallest capacity that is at least as
+/// large, and the sum of these is minimal. Among several such sets one of the smallest is taken.
 ///
-/// `best[t][i]` is the least sum for the needs from the `i`-th largest on, in `t` tiers. The largest of them is a
-/// tier, and goes as far down as pays.
+/// `best[t][i]` is the least sum for the needs from the `i`-th largest on, in `t` tiers. The largest of these
+/// needs is a tier, and covers as many of the next needs as reduces the sum.
 pub(super) fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
     let mut sorted = needs.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
@@ -134,9 +134,9 @@ pub(super) fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
     found
 }
 
-/// Prediction of the profile for a table: experts with a capacity overflow past it and pad up to it, a graph at a
-/// time where there are groups. What overflows is what other text than that of the capacities would
-/// ([`LayerLoads::held_out_overflow`]).
+/// Prediction of the profile for a table. Experts with a capacity overflow past it and are padded up to it,
+/// one graph at a time if there are groups. The overflow is that of text which the capacities were not made
+/// for ([`LayerLoads::held_out_overflow`]).
 pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
     let grouped = !table.groups.is_empty();
     let capacity = |e: usize| table.experts.get(e).map(|r| r.capacity).filter(|c| *c > 0);
@@ -153,7 +153,7 @@ pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
     }
 }
 
-/// Experts that calibration met too rarely, by layer, for a warning.
+/// List of the experts that calibration met too rarely, by layer, for a warning.
 pub fn few(placement: &Placement) -> Option<String> {
     const SHOWN: usize = 8;
     let named = |t: &ExpertTable| {
@@ -173,16 +173,17 @@ pub fn few(placement: &Placement) -> Option<String> {
     })
 }
 
-/// The smallest coverage of [`LADDER`] whose loss is within the budget. `loss` gives the increase of perplexity as a
-/// share, for a coverage; it is called some four times.
+/// The smallest coverage of [`LADDER`] whose loss is within the budget. `loss` returns the increase of
+/// perplexity for a coverage, as a share; it is called about four times.
 ///
 /// # Errors
-/// Whatever `loss` fails with; no coverage that keeps the budget.
+/// Fails if `loss` fails, or if no coverage keeps the budget.
 pub fn spend(budget: f64, loss: &mut dyn FnMut(f64) -> Result<f64>) -> Result<f64> {
     let (mut from, mut to) = (0, LADDER.len());
     let mut kept = None;
     let mut last = 0.0;
-    // More coverage drops less. Where noise breaks that, what is chosen was still measured within the budget.
+    // More coverage drops less. If noise contradicts that, the chosen coverage was still measured within the
+    // budget.
     while from < to {
         let at = usize::midpoint(from, to);
         last = loss(LADDER[at])?;

@@ -1,7 +1,9 @@
-//! Numbers that a build computes itself, beside those of its checkpoint: leaves of their own, whose names tell what they hold.
+//! Numbers that a build computes, in addition to those of its checkpoint: separate leaves, named by their
+//! contents.
 //!
-//! A leaf `trained:layers.3.predict_left#…` belongs to the weight of that name. What follows is a digest of the numbers, so that
-//! two builds name different numbers differently. Who verifies a bundle against its checkpoint takes them from the bundle.
+//! A leaf `trained:layers.3.predict_left#…` belongs to the weight of that name. A digest of the numbers
+//! follows, so that different numbers have different names. The verification of a bundle against its
+//! checkpoint takes them from the bundle.
 
 use moec_base::hashing::{hex, sha256};
 use moec_ir::{Encoding, Format, Leaf, Source, WeightExpr};
@@ -30,7 +32,7 @@ impl fmt::Debug for Trained {
 }
 
 impl Trained {
-    /// Takes the numbers of a weight, row-major, and gives the expression that stands for them.
+    /// Adds the numbers of a weight, row-major, and returns the expression for them.
     pub fn add(&mut self, weight: &str, shape: Vec<usize>, numbers: Vec<f32>) -> WeightExpr {
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         let digest = hex(&sha256(&bytes));
@@ -39,18 +41,18 @@ impl Trained {
         WeightExpr::Leaf(Leaf { tensor, shape, encoding: Encoding::Plain })
     }
 
-    /// These numbers, and all others from `rest`.
+    /// A source of these numbers, with all others from `rest`.
     pub fn over<'a>(&'a self, rest: &'a dyn Source) -> Over<'a> {
         Over { trained: self, rest }
     }
 }
 
-/// The weight whose numbers a build computed that are in a leaf of this name; `None` where they are the checkpoint's.
+/// The weight that a leaf of this name belongs to; `None` if the leaf is the checkpoint's.
 pub fn weight_of(tensor: &str) -> Option<&str> {
     tensor.strip_prefix(PREFIX)?.rsplit_once('#').map(|(weight, _)| weight)
 }
 
-/// A source beside which some numbers were trained.
+/// A source of trained numbers and, for all other names, of another source.
 #[derive(Clone, Copy)]
 pub struct Over<'a> {
     trained: &'a Trained,

@@ -1,8 +1,8 @@
-//! Pass `tune`: how each matrix kernel cuts its work.
+//! Pass `tune`: the schedule of each matrix kernel, which divides its work.
 //!
-//! A schedule changes no result, so it is chosen when everything else about a kernel is known: by the cost
-//! model of the target, or by the clock where tuning was requested. Entry points that call one kernel with
-//! different numbers of rows may get different schedules of it.
+//! A schedule changes no result, so it is chosen when everything else about a kernel is known. The cost model
+//! of the target chooses it, or measurements do if tuning was requested. Entry points that call one kernel
+//! with different numbers of rows may get different schedules of it.
 
 use crate::decisions::{
     By, DecisionLoad, Decisions, Figure, KernelDecision, Measured, Predicted, VERSION, pieces,
@@ -13,19 +13,20 @@ use moec_ir::EntryKind;
 use moec_ir::plan::{Code, Entry, Plan, RowSpace};
 use std::collections::HashMap;
 
-/// A schedule must be that much faster than the model's choice to be taken instead: less is noise.
+/// Share by which a schedule must be faster than the model's choice to replace it: less is noise.
 pub const MARGIN: f64 = 0.02;
 
-/// A clock of kernels on this machine.
+/// Measures times of kernels on this machine.
 pub trait KernelTimer: std::fmt::Debug {
     /// Threads of the measurements.
     fn threads(&self) -> usize;
 
-    /// Seconds of a kernel, called with `n` valid rows, in every schedule that is worth a try, the model's among
-    /// them; empty where no time is left. `left` kernels share what time there is.
+    /// Seconds of a kernel, called with `n` valid rows, in every promising schedule, that of the model
+    /// included; empty if no time is left. `left` kernels share the remaining time.
     ///
     /// # Errors
-    /// A kernel that cannot be timed (our bug), threads that do not start, an interrupt.
+    /// Fails if threads do not start, or on an interrupt. A bug of the compiler: a kernel that cannot be
+    /// timed.
     fn measure(
         &mut self,
         spec: &KernelSpec,
@@ -48,7 +49,7 @@ struct TuneResult {
     measured: Vec<(Schedule, f64)>,
 }
 
-/// Rows that a step is expected to have. Of a prompt the logits of one row are wanted, as generation wants them.
+/// Expected rows of a step. A prompt counts one row of logits, as generation uses it.
 pub fn rows(entry: &Entry, of: RowSpace) -> usize {
     match (of, entry.kind) {
         (RowSpace::Outputs, EntryKind::Prefill(_)) => 1,
@@ -56,10 +57,10 @@ pub fn rows(entry: &Entry, of: RowSpace) -> usize {
     }
 }
 
-/// Gives every matrix kernel of the plan its schedule, and says why.
+/// Sets the schedule of every matrix kernel of the plan and records the reason.
 ///
 /// # Errors
-/// A kernel that cannot be timed, or an interrupt.
+/// Fails if a kernel cannot be timed, or on an interrupt.
 pub fn tune(
     plan: &mut Plan,
     kernels: &mut Vec<KernelSpec>,
@@ -191,7 +192,7 @@ fn decision(
     })
 }
 
-/// Figures of the machine in the model.
+/// Figures of the machine in the cost model.
 fn figures(target: &CpuTarget) -> Vec<Figure> {
     let f = target.figures();
     let rate = |what: &str, r: &moec_cpu::Rate, unit: &str| Figure {

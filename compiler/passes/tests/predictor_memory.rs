@@ -1,4 +1,5 @@
-//! Memory that the training of predictors takes: as much as it says, which grows with the sides of an expert's matrices.
+//! Test that training predictors takes as much memory as is computed for it, which grows with the sides of an
+//! expert's matrices.
 #![allow(unsafe_code, clippy::unwrap_used, reason = "counting allocations takes an allocator")]
 
 use moec_passes::predict::low_rank::{bytes, factors};
@@ -7,24 +8,24 @@ use moec_profile::inputs::SecondMoments;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that are allocated now, and at most.
+/// Bytes that are allocated now, and their peak.
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
 struct Counted;
 
-// SAFETY: every call goes to the system's allocator as it came; only numbers are counted beside it.
+// SAFETY: every call goes to the system's allocator unchanged; besides it, only counters change.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the system's.
+        // SAFETY: the contract of this call is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is the system's.
+        // SAFETY: the contract of this call is that of `System`.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -47,8 +48,8 @@ fn training_takes_no_more_than_it_says() {
         let said = bytes(inter, hidden, rank);
         assert!(took <= said, "{inter} × {hidden}, rank {rank}: {took} bytes, not {said}");
     }
-    // An expert of Mixtral's size once needed the square of its 14 336 neurons, 1.6 GB. A third of that holds all of the training,
-    // gates included, and twice the neurons take twice as much.
+    // For an expert of Mixtral's size, training once took the square of its 14 336 neurons, 1.6 GB. A third
+    // of that is now sufficient, gates included, and doubling the neurons doubles it.
     let mixtral = training_bytes(14336, 4096, 256);
     assert!(mixtral < 600_000_000, "{mixtral}");
     let twice = training_bytes(2 * 14336, 4096, 256);

@@ -1,4 +1,4 @@
-//! A model on its way through the pipeline.
+//! A model in the pipeline.
 
 use super::{Inputs, IrLevel};
 use moec_backend::HotLayer;
@@ -19,12 +19,12 @@ use moec_passes::tune::KernelTimer;
 use moec_profile::Profile;
 use moec_profile::loads::Loads;
 
-/// A model on its way through the compiler: what it is made from, and what passes made of it so far, stage by stage.
+/// State of a compilation: its inputs, and the results of the passes so far, stage by stage.
 #[derive(Debug)]
 pub struct Compilation<'a> {
     /// Inputs.
     pub inputs: Inputs<'a>,
-    /// Times kernels, where tuning was requested.
+    /// Times kernels, if tuning was requested.
     pub timer: Option<Box<dyn KernelTimer + 'a>>,
     /// The Graph, from `lower` on.
     pub module: Module,
@@ -34,50 +34,51 @@ pub struct Compilation<'a> {
     pub neurons: Neurons,
     /// The Plan, from `layout` on.
     pub planned: Option<Planned>,
-    /// IR that the last pass has changed.
+    /// IR that the last pass changed.
     pub(super) ir_level: IrLevel,
 }
 
-/// Placement of all parts.
+/// Placement of all parts of the model.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// Loads of the experts in chunks of the build, where graphs are static. `tier` takes those of the profile unless others
-    /// were given.
+    /// Loads of the experts in chunks of the build, for static graphs. `tier` takes those of the profile
+    /// unless others were given.
     pub loads: Option<Loads>,
-    /// Placement on units with static graphs. Where graphs are not static, but a placement was given, experts
-    /// keep its capacities, and are all computed on the CPU.
+    /// Placement on units with static graphs. If there are no static graphs but a placement was given,
+    /// experts keep its capacities, and all run on the CPU.
     pub placement: Option<Placement>,
-    /// Unit of attention and the reason, where `assign_residency` decided it by the costs of a request.
+    /// Unit of attention and the reason, if `assign_residency` decided it by the costs of a request.
     pub attention: Option<Decision>,
-    /// Which units run the experts of each layer, and why, where `assign_units` decided that.
+    /// Units of each layer's experts, with reasons, if `assign_units` decided them.
     pub of_experts: Vec<Decision>,
-    /// What static graphs compute, from `outline_graphs` on.
+    /// Static graphs and their contents, from `outline_graphs` on.
     pub statics: Statics,
-    /// Decisions of legalisation on them.
+    /// Decisions of legalisation on static graphs.
     pub legalised: Vec<Decision>,
-    /// Units of the rest, from `assign_units` on.
+    /// Units of everything outside of static graphs, from `assign_units` on.
     pub assignment: UnitAssignment,
 }
 
 /// Experts as neurons.
 #[derive(Clone, Debug, Default)]
 pub struct Neurons {
-    /// Hot neurons by layer and batch, where another unit computes densely.
+    /// Hot neurons by layer and batch, if another unit computes them densely.
     pub shares: Vec<HotShare>,
-    /// Those that become networks, with the neurons of each expert, the hottest first, where the user asks for it.
+    /// Hot neurons that become networks, with the neurons of each expert, the hottest first, if the user
+    /// requests networks.
     pub networks: Vec<(HotLayer, Vec<Vec<u32>>)>,
     /// Decisions on reads of experts on disk, and on predictors.
     pub decisions: Vec<Decision>,
-    /// Numbers that were computed for weights of their own.
+    /// Numbers that passes computed for separate weights.
     pub trained: Trained,
 }
 
-/// Planned Plan, with what it is made of.
+/// The Plan, with the data that it is made from.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The Plan.
     pub plan: Plan,
-    /// Whether it has dependencies between steps: from `barriers` on.
+    /// True if it has dependencies between steps: from `barriers` on.
     pub ordered: bool,
     /// Its kernels.
     pub kernels: Vec<KernelSpec>,
@@ -89,14 +90,14 @@ pub struct Planned {
     pub decisions: Option<Decisions>,
 }
 
-/// A model that the pipeline has compiled: what a bundle is written of.
+/// A compiled model: the contents of a bundle.
 #[derive(Debug)]
 pub struct Compiled<'a> {
     /// The checkpoint.
     pub checkpoint: &'a Checkpoint,
     /// Its tokenizer, if it has one.
     pub tokenizer: Option<&'a [u8]>,
-    /// For which CPU.
+    /// CPU that it was compiled for.
     pub target: &'a CpuTarget,
     /// The Graph.
     pub module: Module,
@@ -108,21 +109,22 @@ pub struct Compiled<'a> {
     pub gpu_kernels: Vec<Kernel>,
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
-    /// Numbers that passes computed for weights of their own.
+    /// Numbers that passes computed for separate weights.
     pub trained: Trained,
     /// All units of the device.
     pub list: UnitList<'a>,
-    /// Units of what static graphs leave.
+    /// Units of everything outside of static graphs.
     pub assignment: UnitAssignment,
-    /// The units that share the model, where graphs are static.
+    /// The units that share the model, if there are static graphs.
     pub units: Option<Units<'a>>,
-    /// Placement, where graphs are static.
+    /// Placement, if there are static graphs.
     pub placement: Option<Placement>,
     /// Hot neurons that become networks, with the neurons of each expert, the hottest first.
     pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
-    /// Profile with rows, and the Graph that names their weights, where graphs are static and calibration kept rows.
+    /// Profile with rows, and the Graph that names their weights, if there are static graphs and calibration
+    /// kept rows.
     pub samples: Option<(&'a Profile, Module)>,
-    /// Reasons for all of this.
+    /// Reasons for all choices.
     pub decisions: Decisions,
 }
 
@@ -132,7 +134,7 @@ impl<'a> Compilation<'a> {
         Self::of_graph(inputs, Module::default())
     }
 
-    /// A model whose Graph there is: some pass after `lower` is its first.
+    /// A model that starts from a Graph: its first pass comes after `lower`.
     pub fn of_graph(inputs: Inputs<'a>, module: Module) -> Self {
         let placed = Placed {
             loads: None,
@@ -147,10 +149,10 @@ impl<'a> Compilation<'a> {
         Self { inputs, timer: None, module, placed, neurons, planned: None, ir_level }
     }
 
-    /// Parts that a bundle is written of.
+    /// Returns the contents of a bundle.
     ///
     /// # Errors
-    /// Our bugs: a compilation of a Graph, or one that passes were left out of.
+    /// Bugs of the compiler: a compilation that started from a Graph, or one that skipped passes.
     pub fn finish(self) -> Result<Compiled<'a>> {
         let Self { inputs, module, placed, neurons, planned, .. } = self;
         let recorded = inputs.profile.filter(|p| inputs.units.is_some() && !p.samples.is_empty());
@@ -182,7 +184,7 @@ impl<'a> Compilation<'a> {
     /// Plan of the passes so far.
     ///
     /// # Errors
-    /// Before `layout` there is nothing.
+    /// Fails before `layout`.
     pub fn planned(&self) -> Result<&Planned> {
         self.planned.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
     }
@@ -190,12 +192,12 @@ impl<'a> Compilation<'a> {
     /// The plan.
     ///
     /// # Errors
-    /// Before `layout` there is none.
+    /// Fails before `layout`.
     pub fn plan(&self) -> Result<&Plan> {
         self.planned().map(|planned| &planned.plan)
     }
 
-    /// Text of what the last pass that ran has changed.
+    /// Text of the IR that the last pass changed.
     pub fn text(&self) -> String {
         match (self.ir_level, &self.placed.placement, &self.planned) {
             (IrLevel::Placement, Some(placement), _) => placement.to_string(),

@@ -41,12 +41,12 @@ pub(super) fn outline_graphs(given: &Inputs<'_>, module: &mut Module, placed: &m
     let statics = Statics::of(module, placement, units)?;
     outline_graphs::outline_graphs(module, &statics, true)?;
     placed.legalised = outline_graphs::legalised(module, placement, units);
-    // Nodes have other numbers now.
+    // The numbers of nodes have changed.
     placed.statics = Statics::of(module, placement, units)?;
     Ok(())
 }
 
-/// Has experts computed neuron by neuron, where that pays.
+/// Makes experts compute neuron by neuron, if that pays.
 pub(super) fn cluster(
     given: &Inputs<'_>,
     module: &mut Module,
@@ -120,7 +120,7 @@ fn divide(
     }
     divide::divide(module, networks)?;
     divide::placed(placement, module, units);
-    // Nodes have other numbers now.
+    // The numbers of nodes have changed.
     placed.statics = Statics::of(module, placement, units)?;
     Ok(())
 }
@@ -130,7 +130,7 @@ pub(super) fn prefetch_experts(
     module: &mut Module,
     assignment: &UnitAssignment,
 ) -> Result<()> {
-    // Neurons are requested when it is known which are active.
+    // Neurons are requested once the active ones are known.
     let neurons = module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.op.pages_neurons());
     if neurons {
         return Ok(());

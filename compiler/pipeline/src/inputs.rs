@@ -16,7 +16,7 @@ use moec_passes::format::Formats;
 use moec_passes::threshold::Thresholds;
 use moec_profile::Profile;
 
-/// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
+/// Limit of the bytes of logits that one call returns: a longer chunk returns fewer rows per call.
 const LOGITS_BYTES: usize = 64 << 20;
 
 /// Inputs of a compilation: the user's options, and measurements. No pass changes them.
@@ -26,34 +26,34 @@ pub struct Inputs<'a> {
     pub config: &'a Config,
     /// Model to compile.
     pub start: Start<'a>,
-    /// For which CPU.
+    /// CPU to compile for.
     pub target: &'a CpuTarget,
     /// All units of the device.
     pub list: UnitList<'a>,
-    /// The units that share the model, where graphs are static; `None` where shapes are dynamic.
+    /// The units that share the model, if there are static graphs; `None` if all shapes are dynamic.
     pub units: Option<Units<'a>>,
-    /// Profile of the calibration. Static graphs need it.
+    /// Profile of the calibration. Static graphs require it.
     pub profile: Option<&'a Profile>,
-    /// Measures what a placement costs in quality, where the user states what it may cost.
+    /// Measures the loss of quality by a placement, if the user limits it.
     pub quality: Option<&'a dyn QualityProbe>,
-    /// Formats of weights that are not those of their classes.
+    /// Formats of weights that differ from those of their classes.
     pub formats: Formats,
-    /// Below which gates after SiLU become 0, where they do.
+    /// Thresholds below which gates after SiLU become 0, if there are any.
     pub thresholds: Thresholds,
-    /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
+    /// Applies no rule: weights and nodes stay as `lower` made them, for callers that read them by name.
     pub as_lowered: bool,
 }
 
 /// Start of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
-    /// A checkpoint, and what import made of it.
+    /// A checkpoint, and the specification that import made of it.
     Checkpoint(&'a Checkpoint, &'a ModelSpec),
-    /// A Graph that has been through the first passes already, of this model: a bundle's, or one in a file.
+    /// A Graph of this model after the first passes: that of a bundle, or one in a file.
     Graph(&'a ModelInfo),
 }
 
-/// A placement whose cost in quality is requested.
+/// A placement whose loss of quality is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// The Graph, without capacities.
@@ -64,7 +64,7 @@ pub struct Candidate<'a> {
     pub placement: &'a Placement,
 }
 
-/// A Graph that computes nearly what another computes, whose cost in quality is requested.
+/// A changed Graph that computes almost the same as another one; its loss of quality is measured.
 #[derive(Clone, Copy)]
 pub struct Change<'a> {
     /// The Graph without the change.
@@ -73,27 +73,28 @@ pub struct Change<'a> {
     pub changed: &'a Module,
     /// The model.
     pub model: &'a ModelInfo,
-    /// Source of the weights of either.
+    /// Source of the weights of both.
     pub source: &'a dyn Source,
 }
 
-/// Measures what a placement, or another change, costs in quality.
+/// Measures the loss of quality by a placement or by another change.
 pub trait QualityProbe: std::fmt::Debug {
-    /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
+    /// Increase of the perplexity on held-out text, as a share, if experts have the capacities of a
+    /// placement.
     ///
     /// # Errors
-    /// The model cannot be run so.
+    /// Fails if the model cannot run with them.
     fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
 
-    /// By how much it rises, as a share, with a change of the Graph.
+    /// The same increase for a change of the Graph.
     ///
     /// # Errors
-    /// The model cannot be run so.
+    /// Fails if the model cannot run with it.
     fn increase_by(&self, change: &Change<'_>) -> Result<f64>;
 }
 
 impl<'a> Inputs<'a> {
-    /// A model of a checkpoint, for the CPU of a target alone, without a profile.
+    /// Inputs for a model of a checkpoint, on the CPU of a target only, without a profile.
     pub fn new(
         config: &'a Config,
         checkpoint: &'a Checkpoint,
@@ -103,7 +104,7 @@ impl<'a> Inputs<'a> {
         Self::begin(config, Start::Checkpoint(checkpoint, spec), target)
     }
 
-    /// A model whose Graph there is.
+    /// Inputs for a model that starts from a Graph.
     pub fn of_graph(config: &'a Config, model: &'a ModelInfo, target: &'a CpuTarget) -> Self {
         Self::begin(config, Start::Graph(model), target)
     }
@@ -126,7 +127,7 @@ impl<'a> Inputs<'a> {
     /// The checkpoint.
     ///
     /// # Errors
-    /// Our bug: a compilation of a Graph has none.
+    /// A bug of the compiler: a compilation that started from a Graph has none.
     pub fn checkpoint(&self) -> Result<&'a Checkpoint> {
         match self.start {
             Start::Checkpoint(checkpoint, _) => Ok(checkpoint),
@@ -137,7 +138,7 @@ impl<'a> Inputs<'a> {
     /// Specification that import made of the checkpoint.
     ///
     /// # Errors
-    /// Our bug: a compilation of a Graph has none.
+    /// A bug of the compiler: a compilation that started from a Graph has none.
     pub fn spec(&self) -> Result<&'a ModelSpec> {
         match self.start {
             Start::Checkpoint(_, spec) => Ok(spec),
@@ -148,7 +149,7 @@ impl<'a> Inputs<'a> {
     /// The Graph as `lower` makes it.
     ///
     /// # Errors
-    /// As of [`Compilation::run`].
+    /// Fails as [`Compilation::run`] does.
     pub fn lowered(&self) -> Result<Module> {
         let own = Inputs::new(self.config, self.checkpoint()?, self.spec()?, self.target);
         let mut lowered = Compilation::new(own);
@@ -157,7 +158,7 @@ impl<'a> Inputs<'a> {
         Ok(lowered.module)
     }
 
-    /// Files beside weights that the runtime reads.
+    /// Files other than weights that the runtime reads.
     pub(super) fn artifacts(&self) -> Result<Vec<&'static str>> {
         let tokenizer = self.tokenizer()?.map(|_| TOKENIZER);
         Ok([KERNELS].into_iter().chain(tokenizer).collect())
@@ -166,7 +167,7 @@ impl<'a> Inputs<'a> {
     /// The checkpoint's tokenizer, if it has one.
     ///
     /// # Errors
-    /// One that cannot be used with this model.
+    /// Fails if the tokenizer cannot be used with this model.
     pub fn tokenizer(&self) -> Result<Option<&'a [u8]>> {
         match self.start {
             Start::Checkpoint(checkpoint, spec) => checkpoint.tokenizer(spec),
@@ -177,7 +178,8 @@ impl<'a> Inputs<'a> {
     /// Sizes that this build fixes.
     ///
     /// # Errors
-    /// A context that the model does not have; our bug: those of a Graph are fixed.
+    /// Fails if the model does not have such a context. A bug of the compiler: a Graph, whose sizes are
+    /// fixed.
     pub fn shapes(&self) -> Result<lower::Shapes> {
         let spec = self.spec()?;
         let shapes = self.config.shapes_for(spec.max_positions)?;
@@ -202,7 +204,7 @@ impl<'a> Inputs<'a> {
     /// Facts about the model in a plan.
     ///
     /// # Errors
-    /// A model or a shape past what a plan can hold.
+    /// Fails if the model or a shape exceeds what a plan can hold.
     pub fn model_info(&self) -> Result<ModelInfo> {
         let (checkpoint, spec) = match self.start {
             Start::Checkpoint(checkpoint, spec) => (checkpoint, spec),
@@ -234,10 +236,10 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The token before every text, where the tokenizer's configuration requires one.
+/// The token before every text, if the tokenizer's configuration requires one.
 ///
 /// # Errors
-/// One that the model does not have.
+/// Fails if the model does not have it.
 pub fn first_token(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<u32>> {
     let config = checkpoint.tokenizer_config()?;
     let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);

@@ -1,5 +1,6 @@
-//! The pipeline: one list, in order. A [`Compilation`] goes through it: what it is given ([`Inputs`]), the Graph, where things run
-//! ([`Placed`], [`Neurons`]), and how and when ([`Planned`]). What a pass takes of these, and what it changes, stands in its row.
+//! The pipeline: one list of passes, in order. A [`Compilation`] goes through it, with its [`Inputs`], the
+//! Graph, the placement ([`Placed`], [`Neurons`]) and the Plan ([`Planned`]). The row of a pass has what it
+//! reads of these and what it changes.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "ids of a graph and numbers of one model, whose sizes the import bounds"
@@ -19,7 +20,7 @@ use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_passes::{barriers, insert_copies, memory, schedule, threshold};
 
-/// A pass: its name, when it runs, what it changes, why it stands where it stands, and what it does.
+/// A pass: its name, its compilations, the IR that it changes, the reason for its place, and its function.
 #[derive(Debug)]
 pub struct Pass {
     /// Name for `--print-after` and `--stop-after`.
@@ -29,7 +30,7 @@ pub struct Pass {
     /// IR that it changes, which is printed after it.
     pub ir_level: IrLevel,
     run: fn(&mut Compilation<'_>) -> Result<()>,
-    /// Reason for its place.
+    /// Reason for its place in the list.
     pub why: &'static str,
 }
 
@@ -46,7 +47,7 @@ pub enum When {
     Budget,
     /// Models that memory does not hold, and those that prefetch experts into the GPU's memory.
     RequestsExperts,
-    /// Targets with units with dynamic shapes beside the CPU.
+    /// Targets with accelerators with dynamic shapes.
     Accelerators,
     /// Targets with NDP DIMMs, and builds with a policy for the GPU's expert cache.
     Assigned,
@@ -61,7 +62,7 @@ pub enum When {
 }
 
 impl When {
-    /// For people: the pass runs ….
+    /// Words for users: the pass runs ….
     pub const fn words(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -78,7 +79,7 @@ impl When {
         }
     }
 
-    /// Whether a compilation has anything for such a pass to do.
+    /// True if a pass of this kind has anything to do in a compilation.
     pub fn applies(self, c: &Compilation<'_>) -> bool {
         let (given, placed) = (&c.inputs, &c.placed);
         match self {
@@ -92,7 +93,7 @@ impl When {
             Self::Accelerators => {
                 !given.list.accelerators.is_empty() || given.config.memory.device_budget.is_some()
             }
-            Self::Assigned => given.list.has_ndp_dimms || given.config.placement.policy.is_some(),
+            Self::Assigned => given.list.has_near_data || given.config.placement.policy.is_some(),
             Self::GpuCache => placed.assignment.experts.policy.cached().is_some(),
             Self::Memories => placed.assignment.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
@@ -113,7 +114,7 @@ pub enum IrLevel {
 }
 
 impl IrLevel {
-    /// For people.
+    /// Word for users.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Graph => "Graph",
@@ -125,7 +126,7 @@ impl IrLevel {
 
 /// Every pass, in order.
 pub const PIPELINE: &[Pass] = &[
-    // The Graph: what to compute.
+    // The Graph: the computation.
     Pass {
         name: "lower",
         when: When::Always,
@@ -157,7 +158,7 @@ pub const PIPELINE: &[Pass] = &[
         run: |c| graph::rewrite(&c.inputs, &mut c.module),
         why: "on the Graph, where equations hold; the target's cost picks the form",
     },
-    // The placement: what fits into static graphs, and where it lives. Shapes of a CPU are dynamic.
+    // The placement: contents of static graphs, and units. Shapes of a CPU are dynamic.
     Pass {
         name: "tier",
         when: When::Static,
@@ -214,7 +215,7 @@ pub const PIPELINE: &[Pass] = &[
         run: |c| graph::prefetch_experts(&c.inputs, &mut c.module, &c.placed.assignment),
         why: "the CPU's experts are final; where memory has a budget, layers say which they will read",
     },
-    // The Plan: how, where and when.
+    // The Plan: kernels, memory and order.
     Pass {
         name: "layout",
         when: When::Always,
@@ -293,7 +294,7 @@ pub const PIPELINE: &[Pass] = &[
 /// Plan of the passes so far.
 ///
 /// # Errors
-/// Our bug: `layout` was left out.
+/// A bug of the compiler: `layout` was left out.
 fn planned(planned: &mut Option<Planned>) -> Result<&mut Planned> {
     planned.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))
 }
@@ -306,7 +307,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Passes to start at, to print after and to stop at.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stops<'a> {
-    /// Run no pass before this one: the compilation holds what those before it would have made.
+    /// Run no pass before this one: the compilation already holds the results of those.
     pub start_at: Option<&'a str>,
     /// Print the IR after this pass.
     pub print_after: Option<&'a str>,
@@ -315,14 +316,15 @@ pub struct Stops<'a> {
 }
 
 impl Compilation<'_> {
-    /// Runs the pipeline; `print` gets the text that `stops` requests. Gives whether it ran to its end.
+    /// Runs the pipeline; `print` gets the text that `stops` requests. Returns true if it ran to its end.
     ///
-    /// The IR is verified after every pass, and before the first where that is not `lower`. Nothing else runs passes: a
-    /// bundle's host build, the measurement of a placement, calibration and filetests are compilations, too, which start where
-    /// their Graph stands. (What two passes share they call: `tier` forms groups to know what they cost.)
+    /// The IR is verified after every pass, and also before the first unless that is `lower`. Passes run only
+    /// here. A bundle's host build, the measurement of a placement, calibration and filetests are
+    /// compilations, too. They start at the pass that follows their Graph. (Passes share code by calls:
+    /// `tier` forms groups to compute their costs.)
     ///
     /// # Errors
-    /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
+    /// Fails if a name is not a pass, a pass fails, or the verifier fails, with the name of the pass.
     pub fn run(
         &mut self,
         stops: Stops<'_>,
@@ -364,7 +366,7 @@ impl Compilation<'_> {
 /// The pass of that name.
 ///
 /// # Errors
-/// There is none.
+/// Fails if there is none.
 pub fn find(name: &str) -> Result<&'static Pass> {
     let unknown = || {
         let all: Vec<_> = names().collect();

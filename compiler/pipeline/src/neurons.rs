@@ -1,4 +1,4 @@
-//! Runs the pass `cluster`: experts become neurons, and predictors say which of them are active.
+//! Runs the pass `cluster`: experts become neurons, and predictors find the active ones.
 
 use super::{Change, Inputs, Neurons, Placed, graph};
 use moec_base::error::Result;
@@ -17,10 +17,10 @@ pub(super) fn cluster(
     predict(given, module, neurons)
 }
 
-/// Trains predictors of neurons and has few rows use them, where the build requests that.
+/// Trains predictors of neurons for calls of few rows, if the build requests that.
 fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Result<()> {
     let wanted = given.config.experts.predict;
-    // Without a profile there is nothing to train on; `build` requests one.
+    // Without a profile there are no rows to train on; `build` requires one.
     let Some(profile) = given.profile.filter(|_| wanted != Predict::Off) else { return Ok(()) };
     let (lowered, checkpoint) = (given.lowered()?, given.checkpoint()?);
     let mut layers = predict::choose(
@@ -46,7 +46,7 @@ fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Re
     Ok(())
 }
 
-/// Takes no predictors where they cost more quality than is allowed. Gives what they cost, where that was measured.
+/// Discards the predictors if they lose more quality than is allowed. Returns the loss, if it was measured.
 fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -> Result<Option<f64>> {
     let limit = given.config.quality.max_perplexity_increase;
     let Some((limit, probe)) = limit.zip(given.quality) else {
@@ -54,7 +54,7 @@ fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -
         layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(why));
         return Ok(None);
     };
-    // Text is read in chunks, which query predictors for once.
+    // Text is read in chunks; here these query the predictors, too.
     let (mut changed, mut trained) = (module.clone(), Trained::default());
     predict::apply(&mut changed, layers, &mut trained, |_| true);
     let model = given.model_info()?;

@@ -1,4 +1,4 @@
-//! Runs the passes that say where things live.
+//! Runs the passes that place the model on units.
 
 use super::{Candidate, Inputs, Placed};
 use moec_base::error::{Error, Result};
@@ -35,7 +35,7 @@ pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
         group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
     };
     let coverage = match given.config.quality.max_perplexity_increase {
-        // What spills is computed all the same.
+        // Under `spill` no row is lost.
         Some(budget) if overflow == Overflow::Prune => {
             let probe = given.quality.ok_or_else(|| {
                 Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))

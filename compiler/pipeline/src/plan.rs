@@ -1,4 +1,4 @@
-//! Runs the passes that say how, where and when.
+//! Runs the passes that make the Plan.
 
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
@@ -9,14 +9,15 @@ use moec_passes::hot::HotShare;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{fuse, gpu_expert_cache, layout, size_expert_cache};
 
-/// 10⁹ bytes per second of a disk that was not measured.
+/// Assumed rate of a disk that was not measured, in 10⁹ bytes per second.
 const DISK_GB_PER_S: f64 = 2.0;
 
 pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Result<Planned> {
     let artifacts = given.artifacts()?;
     let cache = given.config.kv_format();
     let (statics, assignment) = (&placed.statics, &placed.assignment);
-    // A host build has no budget of its own: its Graph says what reads experts from SSD. The GPU's expert cache gets scores without any.
+    // A host build has no budget of its own: nodes of its Graph read experts from SSD. The GPU's expert cache
+    // uses scores even without a budget.
     let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| n.op.reads_disk());
     let framed = assignment.experts.policy.cached().is_some();
     let paged = given.config.memory.budget.is_some() || (!framed && asks());
@@ -31,7 +32,7 @@ pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Re
         paged,
     )?;
     let mut plan = unsynchronized.plan;
-    // The bounds of the experts of a host build are not a placement of its own.
+    // The capacities of a host build's experts are not a placement.
     let divided = given.units.is_some() || !given.list.accelerators.is_empty();
     if let Some(placement) = placed.placement.as_ref().filter(|_| divided) {
         plan.placement = placement.clone();

@@ -1,8 +1,8 @@
-//! Correlations of a matrix's input channels, channel pair by channel pair.
+//! Correlations of a matrix's input channels, by pairs of channels.
 //!
-//! The second moments `H = E[x xᵀ]` of an input are its [`Moments`] and the correlations of its channels:
-//! `H[i, j] = r[i, j] · √(H[i, i] · H[j, j])`. A profile keeps `r` in 16 bits, for pairs of channels that lie in one
-//! block of the diagonal: whole matrices would grow with the square of the width.
+//! The second moments `H = E[x xᵀ]` of an input follow from its [`Moments`] and the correlations of its
+//! channels: `H[i, j] = r[i, j] · √(H[i, i] · H[j, j])`. A profile keeps `r` in 16 bits, for pairs of
+//! channels in one block of the diagonal. Whole matrices would grow with the square of the width.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Moments, Wrong};
@@ -13,24 +13,25 @@ use bincode::{Decode, Encode};
 use moec_ir::types::GROUP;
 use std::ops::Range;
 
-/// Channels of the widest block. Wider ones tell more: of a model of 192 channels, blocks of a third of them gain
-/// half of what whole matrices gain.
+/// Channels of the widest block. Wider blocks help more: for a model of 192 channels, blocks of a third of
+/// them gain half as much as whole matrices.
 pub const WIDEST: usize = 512;
-/// Most bytes that the correlations of experts take, all together; their blocks are as wide as this allows.
+/// Limit of the bytes of all correlations of experts; their blocks are as wide as it allows.
 pub const MOST_BYTES: u64 = 320 << 20;
-/// Number that stands for a correlation of 1.
+/// Stored number of a correlation of 1.
 const ONE: f64 = i16::MAX as f64;
 
 /// Correlations of the channels of one input: one matrix, or one for each expert or head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Correlations {
-    /// Weights that read the input, by the names that [`super::Profile::weights`] has; the first in the model's order first.
+    /// Weights that read the input, by their names in [`super::Profile::weights`]; the first in the model's
+    /// order comes first.
     pub readers: Vec<String>,
     /// Input channels.
     pub cols: usize,
     /// Channels of a block; the last one may have fewer.
     pub block: usize,
-    /// Tokens that each matrix has seen.
+    /// Tokens that each matrix saw.
     pub tokens: Vec<u64>,
     /// `[matrices, pairs]`: below the diagonal, block by block and row by row.
     pub(super) below: Vec<i16>,
@@ -46,13 +47,13 @@ pub fn blocks(cols: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
     (0..cols).step_by(block.max(1)).map(move |start| start..(start + block).min(cols))
 }
 
-/// Pairs of channels that lie in one block. Neither is past [`MOST`].
+/// Pairs of channels in one block. Neither argument exceeds [`MOST`].
 const fn pairs_in(cols: usize, block: usize) -> usize {
     cols / block * pairs(block) + pairs(cols % block)
 }
 
-/// Channels of a block for inputs of `cols` channels of `matrices` experts in all: the widest with which they do not
-/// take more than [`MOST_BYTES`], and a group at least.
+/// Channels of a block for inputs of `cols` channels of `matrices` experts in total: the widest that keeps
+/// them within [`MOST_BYTES`], and at least a group.
 pub fn block_for(cols: usize, matrices: usize) -> usize {
     let fits = |block: usize| matrices as u128 * pairs_in(cols, block) as u128 * 2 <= u128::from(MOST_BYTES);
     let mut block = WIDEST;
@@ -63,8 +64,8 @@ pub fn block_for(cols: usize, matrices: usize) -> usize {
 }
 
 impl Correlations {
-    /// From sums of products `[matrices, pairs and squares]`: of each block row by row, up to the diagonal. `None` if the
-    /// lengths disagree.
+    /// Computes correlations from sums of products `[matrices, pairs and squares]`: of each block row by row,
+    /// up to the diagonal. `None` if the lengths disagree.
     pub fn from_sums(
         readers: Vec<String>,
         cols: usize,
@@ -113,7 +114,7 @@ impl Correlations {
         self.below.get(matrix * pairs..(matrix + 1) * pairs).unwrap_or_default()
     }
 
-    /// Both together; `own` and `others` are the moments of the first reader. `None` for other shapes.
+    /// Merges two; `own` and `others` are the moments of the first reader. `None` if shapes differ.
     pub(super) fn merge(&self, own: &Moments, other: &Self, others: &Moments) -> Option<Self> {
         let alike = self.readers == other.readers && (self.cols, self.block) == (other.cols, other.block);
         if !alike || self.matrices() != other.matrices() || own.cols != self.cols || others.cols != self.cols
@@ -155,7 +156,7 @@ impl Correlations {
         if self.tokens.iter().any(|&n| n > MOST_TOKENS) {
             return Err("more tokens than anyone can read".to_owned());
         }
-        // An input of a layer can be that of all of its experts.
+        // The input of a layer can be that of all of its experts.
         let fits = |name: &String| {
             moments(name).is_some_and(|(l, c)| c == self.cols && (l == matrices || matrices == 1))
         };
@@ -172,7 +173,7 @@ fn kept(sum: f64, squares: f64) -> i16 {
     if r.is_finite() { (r.clamp(-1.0, 1.0) * ONE).round() as i16 } else { 0 }
 }
 
-/// The high bytes of all numbers, which are alike, then the low ones.
+/// Encodes first the high bytes of all numbers, which are similar, then the low bytes.
 impl Encode for Correlations {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
         self.readers.encode(encoder)?;

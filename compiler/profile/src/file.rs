@@ -21,7 +21,7 @@ use std::path::Path;
 
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
-/// Version of the stored form that this moec writes.
+/// Version of the stored form that this build writes.
 pub const VERSION: u32 = 6;
 /// First version with [`super::Correlations`].
 const CORRELATIONS: u32 = 3;
@@ -31,18 +31,18 @@ const NEURONS: u32 = 4;
 const SAMPLES: u32 = 5;
 /// First version with [`super::Gates`].
 const GATES: u32 = 6;
-/// Oldest version that it reads.
+/// Oldest version that can be read.
 pub const OLDEST: u32 = 2;
 
 const HEADER: usize = 52;
-/// Largest stored form: the largest model that is published needs half of it.
+/// Largest stored form: the largest published model needs half of it.
 const MOST_BYTES: usize = 1 << 31;
-/// No deflated byte stands for more.
+/// Largest ratio of inflated to deflated bytes.
 const MOST_RATIO: usize = 1032;
-/// Level of compression: past this, time goes up and size hardly down.
+/// Level of compression: higher levels take more time and save almost nothing.
 const EFFORT: u8 = 6;
 
-/// First part of every version. What a later one has besides follows in the order of the versions.
+/// First part of every version. The additions of later ones follow in the order of the versions.
 #[derive(Decode)]
 struct Start {
     origin: Origin,
@@ -54,7 +54,7 @@ struct Start {
     routes: Routes,
 }
 
-/// Reads the stored form of a version. Gives the profile and what lies after it.
+/// Reads the stored form of a version. Returns the profile and the remaining bytes.
 fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), DecodeError> {
     let (start, rest) = part(true, bytes)?;
     let (correlations, rest) = part(version >= CORRELATIONS, rest)?;
@@ -80,7 +80,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     Ok((profile, rest))
 }
 
-/// A part, if it is there, and what lies after it.
+/// Reads a part, if this version has it, and returns the remaining bytes.
 #[expect(clippy::disallowed_methods, reason = "a limit is set")]
 fn part<T: Decode<()>>(there: bool, bytes: &[u8]) -> std::result::Result<(Option<T>, &[u8]), DecodeError> {
     if !there {
@@ -91,22 +91,22 @@ fn part<T: Decode<()>>(there: bool, bytes: &[u8]) -> std::result::Result<(Option
     Ok((Some(part), bytes.get(read..).unwrap_or_default()))
 }
 
-/// Whether these first bytes of a file are those of a profile.
+/// True if these first bytes of a file are those of a profile.
 pub fn is_profile(start: &[u8]) -> bool {
     start.starts_with(&MAGIC)
 }
 
-/// Whether a file starts as a profile does. A file that cannot be read is none.
+/// True if a file starts as a profile does; false if it cannot be read.
 pub fn looks_like_one(path: &Path) -> bool {
     let mut start = [0; MAGIC.len()];
     regular::open(path).and_then(|mut f| f.read_exact(&mut start)).is_ok() && is_profile(&start)
 }
 
 impl Profile {
-    /// The bytes of a file.
+    /// Encodes a profile as the bytes of a file.
     ///
     /// # Errors
-    /// More than a profile may hold.
+    /// Fails if it is larger than a profile may be.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check().map_err(|e| Error::bug("a profile that does not hold").because(e))?;
         let stored = bincode::encode_to_vec(self, bincode::config::standard())
@@ -122,10 +122,11 @@ impl Profile {
         Ok(bytes)
     }
 
-    /// Reads the bytes of a file back.
+    /// Decodes the bytes of a file.
     ///
     /// # Errors
-    /// Bytes that are no profile of this version, and why. Never more memory than the file is honest about.
+    /// Fails with the reason if the bytes are not a profile of this version. A false length in the file
+    /// reserves no memory.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         if !is_profile(bytes) {
             return Err(Error::input("it is not a profile").hint("`moec calibrate` writes one"));
@@ -163,7 +164,7 @@ impl Profile {
     /// Reads a file.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no profile of this version.
+    /// Fails if the file cannot be read or is not a profile of this version.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = regular::read(path, regular::PROFILE).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::input(format!("there is no profile `{}`", path.display()))
@@ -174,10 +175,10 @@ impl Profile {
             .map_err(|e| e.context(format!("`{}` cannot be used as a profile", path.display())))
     }
 
-    /// Writes a file, whole or not at all. Gives its size.
+    /// Writes a file atomically. Returns its size.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn write(&self, path: &Path) -> Result<u64> {
         let bytes = self.encode()?;
         disk::write_whole(path, &bytes).map_err(|e| io_error("write", path, &e))?;

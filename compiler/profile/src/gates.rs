@@ -1,7 +1,8 @@
 //! Magnitudes of the gates of experts after SiLU: the basis of thresholds (CATS, arXiv 2404.08763).
 //!
-//! Kept is a histogram of `|silu(x · gate)|` over tokens, the experts that they chose, and all neurons of these: a sample of
-//! them, which quantiles need no more than. From it follow the threshold for a share of zeros, and the share for a threshold.
+//! A profile keeps a histogram of `|silu(x · gate)|` over tokens, the experts that they chose, and all
+//! neurons of these. It is taken from a sample, which is sufficient for quantiles. From it follow the
+//! threshold for a share of zeros, and the share for a threshold.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Wrong};
@@ -9,9 +10,9 @@ use bincode::{Decode, Encode};
 
 /// Bins per doubling of the magnitude.
 const PER_OCTAVE: f64 = 32.0;
-/// The first bin begins at `2^LOWEST`; what is smaller is in it, too.
+/// Exponent of the lower edge of the first bin, `2^LOWEST`; smaller magnitudes are in that bin, too.
 const LOWEST: f64 = -24.0;
-/// Bins; the last one ends at 2⁸.
+/// Number of bins; the last one ends at 2⁸.
 const BINS: usize = 1024;
 
 /// Magnitudes of the gates of a layer's experts.
@@ -19,9 +20,9 @@ const BINS: usize = 1024;
 pub struct Gates {
     /// Layer.
     pub layer: u32,
-    /// The matrix of gate and up, by the name that it has when a model is lowered.
+    /// The matrix of gate and up, by its name in the lowered Graph.
     pub weight: String,
-    /// Gates by the logarithm of their magnitude.
+    /// Number of gates by the logarithm of their magnitude.
     bins: Vec<u64>,
 }
 
@@ -30,7 +31,7 @@ fn edge(bin: usize) -> f64 {
     (bin as f64 / PER_OCTAVE + LOWEST).exp2()
 }
 
-/// The bin of a magnitude, and how far up in it that lies, in `[0, 1]`.
+/// The bin of a magnitude, and its position in the bin, in `[0, 1]`.
 fn place(magnitude: f64) -> (usize, f64) {
     let at = ((magnitude.log2() - LOWEST) * PER_OCTAVE).clamp(0.0, BINS as f64);
     let bin = (at as usize).min(BINS - 1);
@@ -38,7 +39,7 @@ fn place(magnitude: f64) -> (usize, f64) {
 }
 
 impl Gates {
-    /// Of a layer that has seen nothing.
+    /// An empty histogram of a layer.
     pub fn new(layer: u32, weight: String) -> Self {
         Self { layer, weight, bins: vec![0; BINS] }
     }
@@ -50,13 +51,13 @@ impl Gates {
         }
     }
 
-    /// Gates counted.
+    /// Number of counted gates.
     pub fn counted(&self) -> u64 {
         self.bins.iter().sum()
     }
 
-    /// The magnitude that a share of the gates is below; 0 for none of them, or where nothing was counted. Within a bin they
-    /// are taken to be spread evenly by their logarithm: the error is less than a bin, 2 %.
+    /// The magnitude that a share of the gates is below; 0 if the share is 0 or nothing was counted. Within a
+    /// bin gates are assumed to be uniform by their logarithm: the error is less than a bin, 2 %.
     pub fn quantile(&self, share: f64) -> f32 {
         let wanted = share.clamp(0.0, 1.0) * self.counted() as f64;
         if wanted <= 0.0 {
@@ -74,7 +75,7 @@ impl Gates {
         edge(BINS) as f32
     }
 
-    /// Share of the gates below a magnitude; `None` where nothing was counted.
+    /// Share of the gates below a magnitude; `None` if nothing was counted.
     pub fn below(&self, magnitude: f32) -> Option<f64> {
         let all = self.counted();
         let (bin, part) = place(f64::from(magnitude));
@@ -83,7 +84,7 @@ impl Gates {
         (all > 0).then(|| (lower as f64 + own) / all as f64)
     }
 
-    /// Both together.
+    /// Merges two histograms.
     fn merge(&self, other: &Self) -> Self {
         let bins = self.bins.iter().zip(&other.bins).map(|(a, b)| a.saturating_add(*b)).collect();
         Self { bins, ..self.clone() }
@@ -104,7 +105,7 @@ impl Gates {
     }
 }
 
-/// Gates of both, by the weights that they are of. What only one profile has stays as it is.
+/// Merges gates by their weights. Those in one profile only stay as they are.
 pub(super) fn merge(a: &[Gates], b: &[Gates]) -> Vec<Gates> {
     let same = |x: &Gates, y: &Gates| (x.layer, &x.weight) == (y.layer, &y.weight);
     let both = a.iter().map(|x| b.iter().find(|y| same(x, y)).map_or_else(|| x.clone(), |y| x.merge(y)));
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!((gates.quantile(0.0), gates.below(0.0)), (0.0, Some(0.0)));
         assert!(gates.quantile(1.0) >= 1.0 && gates.below(2.0) == Some(1.0));
         assert_eq!((gates.counted(), of([f32::NAN]).below(1.0), of([]).quantile(0.5)), (1000, None, 0.0));
-        // What is too small or too large for a bin is in the last one there.
+        // Magnitudes outside of all bins are in the outermost bins.
         assert_eq!(of([0.0, 1e-30, f32::INFINITY]).counted(), 3);
         assert!(of([0.0, 0.0, 1.0]).quantile(0.6) < 1e-6);
     }

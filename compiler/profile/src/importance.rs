@@ -1,11 +1,11 @@
-//! Importance of each input channel's rounding in a weight, from the mean squares of its inputs.
+//! Importance of each input channel for the rounding of a weight, from the mean squares of its inputs.
 //!
-//! A matrix `W` that is stored as `W + E` errs by `E x`. Where the channels of `x` are not correlated, the mean
-//! square of that is `Σ E²[n, k] · mean(x²[k])`: the weight of channel `k` in a rounding that minimises squared
-//! error is the mean square of what it is multiplied by.
+//! A matrix `W` that is stored as `W + E` has the error `E x`. If the channels of `x` are not correlated, the
+//! mean square of that is `Σ E²[n, k] · mean(x²[k])`. So in a rounding that minimises squared error, the
+//! weight of channel `k` is the mean square of its input.
 //!
-//! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
-//! rewritten one is made of stands in its expression, and its channels follow from that.
+//! The profile has weights by the names that lowering gives them. Rewriting joins and scales weights; the
+//! expression of a rewritten weight names its parts, and its channels follow from these.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{Correlations, Moments, Profile, table};
@@ -16,21 +16,21 @@ use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tokens from which an expert's own channels count. With fewer, the layer's mean stands in for them.
+/// Tokens from which on an expert's own channels count. With fewer, the layer's mean is used.
 pub const ENOUGH: u64 = 64;
-/// Share of a weight's mean importance that every channel has: a channel that the texts happened to leave
-/// silent must not be rounded to anything.
+/// Least importance of every channel, as a share of the weight's mean. A channel that is silent in the
+/// recorded texts must still be rounded with care.
 const FLOOR: f32 = 0.01;
 
-/// The importance of every input channel of a model's weights, by their names in the Graph that is compiled.
+/// The importance of every input channel of a model's weights, by their names in the compiled Graph.
 #[derive(Debug, Default)]
 pub struct Importance {
     channels: HashMap<String, Channels>,
-    /// Correlations of channels; empty where errors are not fed back.
+    /// Correlations of channels; empty if errors are not fed back.
     correlations: Vec<Correlations>,
-    /// The table that tokens are looked up in, and how its rows are rounded.
+    /// The table of embeddings, and the rounding of its rows.
     table: Option<(String, Arc<Feedback>)>,
-    /// Feedback of the input that was requested last of those that all experts of a layer share.
+    /// Feedback of the last requested input, for inputs that all experts of a layer share.
     shared: Mutex<Option<(usize, Arc<Feedback>)>>,
 }
 
@@ -39,17 +39,17 @@ pub struct Importance {
 struct Channels {
     cols: usize,
     all: Vec<f32>,
-    /// Its input's correlations, and the means `[cols]` over all matrices where these share them.
+    /// Index of its input's correlations, and the means `[cols]` over all matrices if these share an input.
     input: Option<(usize, Vec<f32>)>,
 }
 
 impl Importance {
-    /// For the weights that `wanted` picks of `module`, which rewriting may have changed since it was `lowered`.
-    /// A weight that calibration has no say in has none.
+    /// The importance for the weights that `wanted` selects in `module`, which rewriting may have changed
+    /// since it was `lowered`. Weights that calibration does not record have no importance.
     ///
     /// # Errors
-    /// A profile whose shapes are not those of the model; those of `source`, from which the factors of scaled
-    /// weights are read.
+    /// Fails if the profile's shapes differ from the model's, or if `source` fails, from which the factors of
+    /// scaled weights are read.
     pub fn new(
         profile: &Profile,
         lowered: &Module,
@@ -92,7 +92,7 @@ impl Importance {
             }
         }
         let own = table::table(module).filter(|w| gains(w.format) && wanted(w));
-        // A rewritten table is another one.
+        // A rewritten table is a different one.
         let own = own.filter(|w| table::table(lowered).is_some_and(|known| known.expr == w.expr));
         let table = match own {
             Some(weight) => table::feedback(lowered, source)?.map(|f| (weight.name.clone(), f)),
@@ -101,7 +101,7 @@ impl Importance {
         Ok(Self { channels: found, table, ..Self::default() })
     }
 
-    /// With what a rounding needs of the profile that it is of.
+    /// Adds the data of its profile that a rounding requires.
     pub fn rounded(self, rounding: Rounding, correlations: Vec<Correlations>) -> Self {
         match rounding {
             Rounding::Feedback => self.with_feedback(correlations),
@@ -109,17 +109,17 @@ impl Importance {
         }
     }
 
-    /// With the correlations of the profile that it is of: errors are fed back.
+    /// Adds the correlations of its profile: errors are fed back.
     pub fn with_feedback(self, correlations: Vec<Correlations>) -> Self {
         Self { correlations, ..self }
     }
 
-    /// Rounding of weights by it.
+    /// Rounding of weights by this importance.
     pub fn rounding(&self) -> Rounding {
         if self.correlations.is_empty() { Rounding::Nearest } else { Rounding::Feedback }
     }
 
-    /// Feedback of a matrix; `None` where its input is not known, or too little of it.
+    /// Feedback of a matrix; `None` if its input was not recorded, or too rarely.
     fn matrix(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>> {
         let channels = self.channels.get(weight)?;
         let (input, mean) = channels.input.as_ref()?;
@@ -140,8 +140,8 @@ impl Importance {
     }
 }
 
-/// Feedback by correlations and normalised mean squares. The latter's floor is the damping of GPTQ (arXiv 2210.17323,
-/// §3.3, step 3): a hundredth of the mean is added to the diagonal.
+/// Feedback by correlations and normalised mean squares. The floor of the latter is the damping of GPTQ
+/// (arXiv 2210.17323, §3.3, step 3): a hundredth of the mean is added to the diagonal.
 fn feedback(correlations: &Correlations, matrix: usize, squares: &[f32]) -> Option<Arc<Feedback>> {
     let root: Vec<f64> =
         squares.iter().map(|&x| (f64::from(x) - f64::from(FLOOR / (1.0 + FLOOR))).max(0.0).sqrt()).collect();
@@ -173,15 +173,15 @@ impl WeightImportance for Importance {
     }
 }
 
-/// Knowledge of the profile about weights, by what lowering made of them.
+/// Statistics of the profile by the weights of the lowered Graph.
 struct Known<'a> {
-    /// Moments, expression, and the number of the input's correlations.
+    /// Moments, expression, and the index of the input's correlations.
     weights: Vec<(&'a Moments, &'a WeightExpr, Option<usize>)>,
     source: &'a dyn Source,
 }
 
 impl Known<'_> {
-    /// Weight whose channels are those of an expression, unscaled.
+    /// Recorded weight with the same channels as an expression, unscaled.
     fn known(&self, expr: &WeightExpr) -> Option<&(&Moments, &WeightExpr, Option<usize>)> {
         self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
             WeightExpr::Concat { axis: Axis::Rows, of } => of.first().and_then(|first| self.known(first)),
@@ -190,12 +190,12 @@ impl Known<'_> {
         })
     }
 
-    /// Its moments.
+    /// Moments of that weight.
     fn recorded(&self, expr: &WeightExpr) -> Option<&Moments> {
         self.known(expr).map(|(moments, ..)| *moments)
     }
 
-    /// The number of its input's correlations.
+    /// Index of its input's correlations.
     fn input(&self, expr: &WeightExpr) -> Option<usize> {
         self.known(expr)?.2
     }
@@ -206,7 +206,7 @@ impl Known<'_> {
             return Ok(Some(recorded(moments)));
         }
         match expr {
-            // Rows that are joined or picked read the same channels.
+            // Rows that are joined or selected read the same channels.
             WeightExpr::Concat { axis: Axis::Rows, of } => {
                 of.first().map_or(Ok(None), |first| self.squares(first))
             }
@@ -221,7 +221,7 @@ impl Known<'_> {
                 }
                 Ok(Some(all))
             }
-            // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
+            // (x · s) Wᵀ = x (W · s)ᵀ: the stored matrix reads x, which is the recorded input divided by s.
             WeightExpr::ScaleCols { of, by } => {
                 let Some(mut channels) = self.squares(of)? else { return Ok(None) };
                 let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);
@@ -240,15 +240,15 @@ impl Known<'_> {
     }
 }
 
-/// Mean squares `[matrices, cols]`; those of all matrices together for one that saw too little.
+/// Mean squares `[matrices, cols]`; for a matrix with too few tokens, those of all matrices together.
 fn recorded(moments: &Moments) -> Vec<f32> {
     let mean = moments.mean();
     let own = |matrix: usize| if moments.tokens[matrix] < ENOUGH { &mean[..] } else { moments.of(matrix) };
     (0..moments.matrices()).flat_map(|matrix| own(matrix).iter().copied()).collect()
 }
 
-/// Scales channels to a mean of 1 and lifts the silent ones. Where nothing was seen at all, every channel
-/// counts alike.
+/// Scales channels to a mean of 1 and raises the silent ones. If nothing was recorded, all channels are
+/// equal.
 fn normalise(channels: &mut [f32]) {
     let mean = channels.iter().map(|&x| f64::from(x)).sum::<f64>() / channels.len().max(1) as f64;
     for x in channels {
@@ -257,7 +257,7 @@ fn normalise(channels: &mut [f32]) {
     }
 }
 
-/// One line per layer that has experts with too few tokens to judge, for a warning.
+/// One line per layer with experts that saw too few tokens, for a warning.
 pub fn too_few(profile: &Profile) -> Option<String> {
     const SHOWN: usize = 4;
     let mut experts = 0;

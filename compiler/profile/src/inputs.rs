@@ -1,4 +1,4 @@
-//! The input of a weight of the compiled Graph, as a profile knows it: rows of it, and how its channels go together.
+//! The recorded input of a weight of the compiled Graph: rows, and correlations of its channels.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{Correlations, Moments, Profile, Sample};
@@ -7,30 +7,30 @@ use moec_base::error::{Error, Result};
 use moec_ir::{Axis, Module, Source, WeightExpr};
 use std::ops::Range;
 
-/// Input that a weight is multiplied by.
+/// Recorded input of a weight.
 #[derive(Debug)]
 pub struct Input<'a> {
     /// Channels.
     pub cols: usize,
-    /// Rows that were kept, `[n, cols]`, in an order that has nothing to do with what is in them.
+    /// Recorded rows, `[n, cols]`, in an order independent of their contents.
     pub rows: Vec<f32>,
     moments: &'a Moments,
     correlations: Option<&'a Correlations>,
-    /// Factor of every channel before the weight sees it.
+    /// Factor of every channel between the input and the weight.
     by: Option<Vec<f32>>,
 }
 
-/// Second moments `E[x xᵀ]` of an input, in blocks on the diagonal: each row by row, whole.
+/// Second moments `E[x xᵀ]` of an input, in blocks on the diagonal, each row-major and complete.
 #[derive(Debug)]
 pub struct SecondMoments {
     blocks: Vec<(Range<usize>, Vec<f32>)>,
 }
 
 impl<'a> Input<'a> {
-    /// The input of a weight by its expression; `None` where the profile has kept no rows of it.
+    /// The input of a weight by its expression; `None` if the profile has no rows of it.
     ///
     /// # Errors
-    /// Those of `source`, from which the factors of scaled weights are read.
+    /// Fails if `source` fails, from which the factors of scaled weights are read.
     pub fn of(
         profile: &'a Profile,
         lowered: &Module,
@@ -56,13 +56,13 @@ impl<'a> Input<'a> {
         self.rows.len() / self.cols.max(1)
     }
 
-    /// Whether there are none.
+    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Second moments of what matrix `matrix` is multiplied by: of its own tokens where it saw enough, else of all. Without
-    /// correlations channels have nothing to do with each other.
+    /// Second moments of the input of matrix `matrix`: of its own tokens if there are enough, else of all.
+    /// Without correlations the moments are diagonal.
     pub fn moments(&self, matrix: usize) -> SecondMoments {
         let own = self.moments.tokens.get(matrix).is_some_and(|&n| n >= ENOUGH);
         let squares = if own { self.moments.of(matrix).to_vec() } else { self.moments.mean() };
@@ -99,7 +99,7 @@ impl<'a> Input<'a> {
 }
 
 impl SecondMoments {
-    /// Moments of channels that have nothing to do with each other, by their mean squares.
+    /// Moments of uncorrelated channels, from their mean squares.
     pub fn diagonal(squares: &[f32]) -> Self {
         Self { blocks: squares.iter().enumerate().map(|(c, x)| (c..c + 1, vec![*x])).collect() }
     }
@@ -110,8 +110,8 @@ impl SecondMoments {
     }
 }
 
-/// The weight of the lowered Graph that reads the channels of an expression, and what they are multiplied by in between:
-/// rewriting joins matrices of one input, and folds factors of its channels into them.
+/// The weight of the lowered Graph that reads the channels of an expression, and the factors in between.
+/// Rewriting joins matrices of one input, and folds factors of its channels into them.
 fn name_of(
     lowered: &Module,
     expr: &WeightExpr,
@@ -122,7 +122,7 @@ fn name_of(
     }
     match expr {
         WeightExpr::Concat { of, .. } => match of.first() {
-            // What is joined by columns begins with what is requested.
+            // A join by columns begins with the requested channels.
             Some(first) => name_of(lowered, first, source),
             None => Ok(None),
         },
@@ -131,7 +131,7 @@ fn name_of(
         | WeightExpr::Split { of, .. }
         | WeightExpr::ScaleMatrices { of, .. }
         | WeightExpr::Join(of) => name_of(lowered, of, source),
-        // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
+        // (x · s) Wᵀ = x (W · s)ᵀ: the stored matrix reads x, which is the recorded input divided by s.
         WeightExpr::ScaleCols { of, by } => {
             let Some((name, inner)) = name_of(lowered, of, source)? else { return Ok(None) };
             let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);

@@ -1,14 +1,22 @@
-//! The profile: what calibration saw when it ran a model over text.
+//! The profile: statistics that calibration records while it runs a model over text.
 //!
-//! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
-//! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
-//! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
-//! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
-//! one after the other), [`NeuronCounts`] (how often each neuron is active), [`Sample`] (rows of some inputs) and [`Gates`]
-//! (how large gates are after SiLU). A part knows how to check itself and how to merge; a further one is a further field of
-//! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer questions of passes and of people.
+//! A profile has one part per question, each in its own file:
 //!
-//! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
+//! * [`Reading`]: the texts, and the model's perplexity on them,
+//! * [`Routing`]: experts that the tokens chose, and pairs chosen together,
+//! * [`Trace`]: the load of every expert, chunk by chunk,
+//! * [`Saliency`]: magnitudes of attention outputs,
+//! * [`Moments`]: magnitudes of the inputs of each matrix,
+//! * [`Correlations`]: correlations of these inputs,
+//! * [`Routes`]: experts that a sample of the tokens chose, one after the other,
+//! * [`NeuronCounts`]: frequency of each neuron's activation,
+//! * [`Sample`]: rows of some inputs,
+//! * [`Gates`]: magnitudes of gates after SiLU.
+//!
+//! Each part has its own checks and its own merge. A new part is a new field of [`Profile`] and a new
+//! [`file::VERSION`]. [`loads`] and [`mod@overlap`] evaluate profiles for passes and for users.
+//!
+//! Profiles are untrusted input: every result of [`Profile::read`] has been checked.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod correlations;
@@ -48,15 +56,15 @@ use bincode::{Decode, Encode};
 use moec_base::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Most tokens that a profile may count; sums stay far from the end of 64 bits.
+/// Limit of the tokens that a profile may count; sums stay far below 64 bits.
 const MOST_TOKENS: u64 = 1 << 48;
-/// Most layers, experts and channels; far past any model, and what keeps a damaged file harmless.
+/// Limit of layers, experts and channels: far more than any model has, and it makes a damaged file harmless.
 const MOST: usize = 1 << 20;
 
 /// Observations of a calibration.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Profile {
-    /// The model that it was taken from.
+    /// The model that was run.
     pub origin: Origin,
     /// Text that was read.
     pub reading: Reading,
@@ -66,19 +74,19 @@ pub struct Profile {
     pub trace: Trace,
     /// Attention outputs, by ascending layer.
     pub saliency: Vec<Saliency>,
-    /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
+    /// Inputs of every matrix that may be quantised, by the weight's name in the lowered Graph
     /// (`layers.3.attn.q`), before any rewriting.
     pub weights: BTreeMap<String, Moments>,
     /// Choices of single tokens, in order.
     pub routes: Routes,
     /// Correlations of these inputs' channels, each input once; empty in a profile of version 2.
     pub correlations: Vec<Correlations>,
-    /// Frequency of neurons' activation, by ascending layer and by the name of the down matrix; empty in a profile of version 3
-    /// or before.
+    /// Frequency of neurons' activation, by ascending layer and by the name of the down matrix; empty in
+    /// profiles up to version 3.
     pub neurons: Vec<NeuronCounts>,
-    /// Rows of the inputs of networks and of the head; empty in a profile of version 4 or before.
+    /// Rows of the inputs of networks and of the head; empty in profiles up to version 4.
     pub samples: Vec<Sample>,
-    /// Magnitudes of the gates of experts with SiLU, by ascending layer; empty in a profile of version 5 or before.
+    /// Magnitudes of the gates of experts with SiLU, by ascending layer; empty in profiles up to version 5.
     pub gates: Vec<Gates>,
 }
 
@@ -86,10 +94,10 @@ pub struct Profile {
 pub(crate) type Wrong = String;
 
 impl Profile {
-    /// Both together, as if one run had read the texts of both. Commutative.
+    /// Merges two profiles, as if one run had read the texts of both. Commutative.
     ///
     /// # Errors
-    /// Profiles of different models, or more tokens than a profile counts.
+    /// Fails if the profiles are of different models, or exceed the tokens that a profile counts.
     pub fn merge(&self, other: &Self) -> Result<Self> {
         self.origin.same(&other.origin).map_err(|e| {
             Error::input("the profiles are of different models")
@@ -135,13 +143,13 @@ impl Profile {
         Ok(merged)
     }
 
-    /// Counts of a layer's neurons: of its routed experts, or, where it has none, of the network that every token takes.
+    /// Counts of a layer's neurons: of its routed experts, or else of its dense network.
     pub fn neurons(&self, layer: u32) -> Option<&NeuronCounts> {
         let of_layer = || self.neurons.iter().filter(|c| c.layer == layer);
         of_layer().find(|c| c.routed).or_else(|| of_layer().next())
     }
 
-    /// Correlations of the inputs that both saw. None where one of them is of a version that kept none.
+    /// Correlations of the inputs that both profiles have; empty if the version of one of them has none.
     fn merged_correlations(&self, other: &Self) -> Vec<Correlations> {
         let moments = |of: &Self, c: &Correlations| Some(of.weights.get(c.readers.first()?)?.clone());
         let merged = |a: &Correlations| {
@@ -151,7 +159,7 @@ impl Profile {
         self.correlations.iter().filter_map(merged).collect()
     }
 
-    /// Checks what every reader of a profile relies on.
+    /// Checks the properties that every reader of a profile relies on.
     fn check(&self) -> Result<(), Wrong> {
         self.origin.check()?;
         self.reading.check()?;

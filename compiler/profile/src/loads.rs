@@ -1,11 +1,11 @@
-//! Loads of experts in chunks of a given size, from a profile that was taken with its own.
+//! Loads of experts in chunks of a given size, from a profile with another chunk size.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::Profile;
 use moec_base::error::{Error, Result};
 use std::fmt::Write as _;
 
-/// Runs that samples are cut into, to judge capacities by text that they were not made for.
+/// Folds of the samples, for judging capacities by text that they were not made for.
 pub const FOLDS: usize = 5;
 
 /// Loads at a chunk size.
@@ -13,7 +13,7 @@ pub const FOLDS: usize = 5;
 pub struct Loads {
     /// Tokens of a chunk, B.
     pub chunk: u32,
-    /// Origin of the samples in what calibration read.
+    /// Origin of the samples in the recorded text.
     pub origin: String,
     /// Layers with routed experts, ascending.
     pub layers: Vec<LayerLoads>,
@@ -40,22 +40,23 @@ impl LayerLoads {
         self.chosen.len()
     }
 
-    /// The imbalance ratio r: load of the busiest expert over the mean load (NPUMoE, §4.1). 0 where nothing was
-    /// routed.
+    /// The imbalance ratio r: load of the busiest expert divided by the mean load (NPUMoE, §4.1). 0 if
+    /// nothing was routed.
     pub fn imbalance(&self) -> f64 {
         let sum: u64 = self.chosen.iter().sum();
         let max = self.chosen.iter().copied().max().unwrap_or(0);
         if sum == 0 { 0.0 } else { max as f64 * self.experts() as f64 / sum as f64 }
     }
 
-    /// Mean load of an expert in tokens per chunk of `chunk`: its share of the tokens. Over all experts that is
-    /// B·k/E.
+    /// Mean load of an expert in tokens per chunk of `chunk` tokens: its share of the tokens. The mean over
+    /// all experts is B·k/E.
     pub fn mean(&self, expert: usize, chunk: u32) -> f64 {
         let chosen = self.chosen.get(expert).copied().unwrap_or(0);
         chosen as f64 * f64::from(chunk) / self.tokens.max(1) as f64
     }
 
-    /// The load that an expert does not exceed in a share `q` of the chunks (nearest rank); 1 is the largest seen.
+    /// The load that an expert does not exceed in a share `q` of the chunks (nearest rank); with 1, the
+    /// largest recorded load.
     pub fn quantile(&self, expert: usize, q: f64) -> u32 {
         let mut loads: Vec<u32> = self.samples.iter().map(|s| s[expert]).collect();
         loads.sort_unstable();
@@ -63,9 +64,9 @@ impl LayerLoads {
         loads.get(rank.saturating_sub(1)).copied().unwrap_or(0)
     }
 
-    /// Rows that find no room and rows that are padding, summed over the samples, where expert `e` has room for
-    /// `capacity(e)` rows; none has no limit and no padding. Experts of one graph are padded whenever one of them
-    /// has a row: `graph(e)` says which.
+    /// Counts overflowing rows and padding, summed over the samples, if expert `e` has room for `capacity(e)`
+    /// rows; `None` is no limit and no padding. Experts of one graph, `graph(e)`, are padded whenever one of
+    /// them has a row.
     pub fn account(
         &self,
         capacity: &dyn Fn(usize) -> Option<u32>,
@@ -74,9 +75,10 @@ impl LayerLoads {
         self.account_sized(capacity, graph, &|_, _| None)
     }
 
-    /// Share of the pairs that find no room in text that capacities were not made for: the samples are cut into [`FOLDS`] runs,
-    /// and each meets the capacities that the others would have led to. An expert's capacity there is at the quantile of its
-    /// loads where it is now, and has as much room above it. Fewer than two samples are judged by themselves.
+    /// Share of the pairs that overflow in text which capacities were not made for. The samples are cut into
+    /// [`FOLDS`] folds, and each is judged by the capacities that the others lead to. For that, an expert's
+    /// capacity keeps its quantile among the loads, and its margin above it. Fewer than two samples are
+    /// judged by themselves.
     pub fn held_out_overflow(&self, capacity: &dyn Fn(usize) -> Option<u32>) -> f64 {
         let n = self.samples.len();
         let folds = FOLDS.min(n);
@@ -98,8 +100,8 @@ impl LayerLoads {
         overflow as f64 / routed.max(1) as f64
     }
 
-    /// As [`LayerLoads::account`], with graphs of several sizes: `rows(graph, most)` is what each of its experts has in a
-    /// call whose busiest expert has `most` tokens; none is the capacity.
+    /// As [`LayerLoads::account`], with graphs of several sizes. `rows(graph, most)` is the rows of each
+    /// expert in a call whose busiest expert has `most` tokens; `None` is the capacity.
     pub fn account_sized(
         &self,
         capacity: &dyn Fn(usize) -> Option<u32>,
@@ -130,7 +132,7 @@ impl LayerLoads {
     }
 }
 
-/// The capacity that some of an expert's loads lead to, where all of them have led to `capacity`.
+/// The capacity that `some` of an expert's loads lead to, if `all` of them have led to `capacity`.
 fn refit(capacity: u32, all: &[u32], mut some: Vec<u32>) -> u32 {
     some.sort_unstable();
     let held = all.iter().filter(|&&l| l <= capacity).count();
@@ -144,21 +146,21 @@ fn refit(capacity: u32, all: &[u32], mut some: Vec<u32>) -> u32 {
     u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
-/// Rows by what became of them.
+/// Numbers of rows: routed, overflowing, computed, padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// (token, expert) pairs that the router made.
+    /// (token, expert) pairs of the router.
     pub routed: u64,
-    /// Of these, pairs past a capacity.
+    /// Pairs of these past a capacity.
     pub overflow: u64,
     /// Rows that graphs computed.
     pub rows: u64,
-    /// Of these, rows that were padding.
+    /// Rows of these that were padding.
     pub padding: u64,
 }
 
 impl Account {
-    /// Share of the pairs that found no room.
+    /// Share of the pairs that overflowed.
     pub fn overflow_rate(&self) -> f64 {
         self.overflow as f64 / self.routed.max(1) as f64
     }
@@ -168,7 +170,7 @@ impl Account {
         self.padding as f64 / self.rows.max(1) as f64
     }
 
-    /// Both together.
+    /// Sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -180,12 +182,12 @@ impl Account {
     }
 }
 
-/// Loads in chunks of `chunk` tokens. Chunks that calibration read are joined where `chunk` is a multiple of theirs,
-/// and scaled to its size where it is not or where a text ends early; what is less than half of a chunk does not
-/// count unless there is nothing else.
+/// Loads in chunks of `chunk` tokens. Recorded chunks are joined if `chunk` is a multiple of theirs.
+/// Otherwise, and at the end of a text, they are scaled to its size. Less than half of a chunk does not count
+/// unless there is nothing else.
 ///
 /// # Errors
-/// A profile without chunks.
+/// Fails if the profile has no chunks.
 pub fn loads(profile: &Profile, chunk: u32) -> Result<Loads> {
     let trace = &profile.trace;
     let of = trace.chunk;

@@ -7,20 +7,20 @@ use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
 
-/// Mean squares of the input channels of a weight `[matrices, rows, cols]`: one row of channels for each of its
-/// `matrices` matrices (experts, heads), over the tokens that this matrix has seen.
+/// Mean squares of the input channels of a weight `[matrices, rows, cols]`: one row of channels for each of
+/// its `matrices` matrices (experts, heads), over the tokens that this matrix saw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moments {
     /// Input channels.
     pub cols: usize,
-    /// Tokens that each matrix has seen.
+    /// Tokens that each matrix saw.
     pub tokens: Vec<u64>,
-    /// `[matrices, cols]`: mean of x², kept to eleven bits; 0 where no token was seen.
+    /// `[matrices, cols]`: mean of x², rounded to eleven bits; 0 if no token was seen.
     mean_square: Vec<f32>,
 }
 
-/// A number to eleven significant bits, ties away from zero. An error of 2⁻¹² in the weight of a sum is
-/// nothing, and the bits that are cleared cost nothing in the file.
+/// Rounds a number to eleven significant bits, ties away from zero. An error of 2⁻¹² in the weight of a sum
+/// is negligible, and cleared bits compress well.
 fn kept(x: f64) -> f32 {
     let x = x.clamp(0.0, f64::from(f32::MAX)) as f32;
     let rounded = f32::from_bits(x.to_bits().saturating_add(1 << 12) & !0x1fff);
@@ -28,8 +28,8 @@ fn kept(x: f64) -> f32 {
 }
 
 impl Moments {
-    /// From sums of squares `[matrices, cols]` over `tokens` tokens per matrix. `None` if the lengths disagree or
-    /// a sum is not finite.
+    /// Computes means from sums of squares `[matrices, cols]` over `tokens` tokens per matrix. `None` if the
+    /// lengths disagree or a sum is not finite.
     pub fn from_sums(cols: usize, tokens: Vec<u64>, sums: &[f32]) -> Option<Self> {
         if cols == 0 || tokens.len().checked_mul(cols)? != sums.len() || sums.iter().any(|s| !s.is_finite()) {
             return None;
@@ -50,7 +50,7 @@ impl Moments {
         self.mean_square.get(matrix * self.cols..(matrix + 1) * self.cols).unwrap_or_default()
     }
 
-    /// Mean squares over all matrices, each weighted with its tokens. 0 where no token was seen.
+    /// Mean squares over all matrices, each weighted with its tokens. 0 if no token was seen.
     pub fn mean(&self) -> Vec<f32> {
         let mut sums = vec![0.0_f64; self.cols];
         let mut count = 0.0;
@@ -61,7 +61,7 @@ impl Moments {
         sums.into_iter().map(|s| if count > 0.0 { (s / count) as f32 } else { 0.0 }).collect()
     }
 
-    /// Both together. `None` for another shape.
+    /// Merges two. `None` if shapes differ.
     pub fn merge(&self, other: &Self) -> Option<Self> {
         if self.cols != other.cols || self.matrices() != other.matrices() {
             return None;
@@ -102,8 +102,8 @@ impl Moments {
     }
 }
 
-/// The four bytes of all numbers one after the other, the most telling first: neighbours are then alike, and
-/// the last plane is zero.
+/// Encodes the four bytes of all numbers as planes, the most significant first: neighbours are then similar,
+/// and the last plane is zero.
 impl Encode for Moments {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
         self.cols.encode(encoder)?;

@@ -1,58 +1,60 @@
-//! Frequency of every neuron's activation, expert by expert and by the batch that is decoded (PowerInfer-2, §2.2 and Figure 2):
-//! what distinguishes hot neurons from cold ones (§5).
+//! Frequency of every neuron's activation, by expert and by the size of the decoded batch (PowerInfer-2, §2.2
+//! and Figure 2). It distinguishes hot neurons from cold ones (§5).
 //!
-//! A neuron is a row of the gate and up matrices and a column of the down matrix. With ReLU in the gate it is active where
-//! what it hands to the down matrix is not zero; skipping the others changes nothing. Other gates leave no zeros: there a
-//! neuron counts as active where the magnitude of what it hands on is past a threshold, one for each [`Level`].
+//! A neuron is a row of the gate and up matrices and a column of the down matrix. With ReLU in the gate it is
+//! active if its input to the down matrix is not zero; skipping the others changes nothing. Other gates leave
+//! no zeros. There a neuron counts as active if the magnitude of that input exceeds a threshold, one for each
+//! [`Level`].
 //!
-//! In a batch of B tokens a neuron of an expert is active if any of those tokens that chose the expert activates it. The
-//! tokens of a batch are of different sequences, at the same position of each: those of the last B sequences that were read.
+//! In a batch of B tokens a neuron of an expert is active if any of the tokens that chose the expert
+//! activates it. The tokens of a batch are of different sequences, at the same position of each: the last B
+//! sequences that were read.
 
 use super::{MOST, Routing, Wrong};
 use bincode::{Decode, Encode};
 
 /// Largest batch that is counted.
 pub const BATCHES: usize = 4;
-/// Numbers that the counts of a model take at most: 256 MiB.
+/// Limit of the numbers in the counts of a model: 256 MiB.
 pub const MOST_COUNTS: usize = 1 << 26;
-/// Shares of the products whose magnitude the thresholds of a gate without zeros exceed, in ascending order.
+/// Quantiles of the products' magnitudes that are the thresholds of a gate without zeros, ascending.
 pub const QUANTILES: [f64; 3] = [0.5, 0.7, 0.9];
 
-/// Counts of the neurons of a layer's experts, or of a feed-forward network that every token takes.
+/// Counts of the neurons of a layer's experts, or of a dense feed-forward network.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct NeuronCounts {
     /// Layer.
     pub layer: u32,
-    /// The down matrix, by the name that it has when a model is lowered.
+    /// The down matrix, by its name in the lowered Graph.
     pub weight: String,
-    /// Whether a router chooses among several experts; else the one expert is every token's.
+    /// True if a router chooses among several experts; otherwise every token takes the only expert.
     pub routed: bool,
     /// Neurons of an expert.
     pub width: u32,
-    /// By ascending threshold; the one of a gate with zeros has the threshold 0.
+    /// Counts by ascending threshold; a gate with zeros has one, the threshold 0.
     pub levels: Vec<Level>,
 }
 
 /// Counts at one threshold.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Level {
-    /// Magnitude that a neuron's product must be past.
+    /// Magnitude that a neuron's product must exceed.
     pub threshold: f32,
-    /// By the size of the batch, from 1 on.
+    /// Counts by the size of the batch, from 1 on.
     pub batches: Vec<Batch>,
 }
 
 /// Counts at one size of the batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Batch {
-    /// `[experts]`: batches of which at least one token chose the expert.
+    /// `[experts]`: batches with at least one token that chose the expert.
     of: Vec<u32>,
-    /// `[experts, width]`: of these, batches that activated the neuron.
+    /// `[experts, width]`: batches of these that activated the neuron.
     active: Vec<u32>,
 }
 
 impl Batch {
-    /// Counts a batch that an expert takes part in; `active` is one bit per neuron, 64 in a word.
+    /// Counts a batch of an expert; `active` is one bit per neuron, 64 in a word.
     pub fn add(&mut self, expert: usize, width: usize, active: &[u64]) -> Option<()> {
         let of = self.of.get_mut(expert)?;
         *of = of.saturating_add(1);
@@ -75,7 +77,7 @@ impl Batch {
 }
 
 impl NeuronCounts {
-    /// Of `experts` that have seen nothing, for batches of 1 to `batches` tokens; a level for each threshold.
+    /// Empty counts of `experts` experts, for batches of 1 to `batches` tokens; a level for each threshold.
     pub fn new(
         (layer, weight): (u32, String),
         (experts, width, routed): (usize, u32, bool),
@@ -87,7 +89,7 @@ impl NeuronCounts {
         Self { layer, weight, routed, width, levels: thresholds.iter().map(level).collect() }
     }
 
-    /// Sets the thresholds of the levels, ascending; levels that would have the same become one.
+    /// Sets the thresholds of the levels, ascending; equal ones share a level.
     pub fn set_thresholds(&mut self, thresholds: &[f32]) {
         self.levels.iter_mut().zip(thresholds).for_each(|(level, &t)| level.threshold = t);
         self.levels.dedup_by(|b, a| b.threshold <= a.threshold);
@@ -103,13 +105,14 @@ impl NeuronCounts {
         self.levels.first().map_or(0, |l| l.batches.len())
     }
 
-    /// Whether neurons that are not active hand on an exact zero, so that skipping them changes nothing.
+    /// True if inactive neurons are exactly zero, so that skipping them changes nothing.
     pub fn is_exact(&self) -> bool {
         self.levels.first().is_some_and(|l| l.threshold == 0.0)
     }
 
-    /// Number of batches of `batch` tokens that activated a neuron of an expert, of how many in which a token chose this expert.
-    /// `(0, 0)` where nothing was counted. Of a gate without zeros, at the lowest threshold ([`NeuronCounts::active_at`]).
+    /// Number of batches of `batch` tokens that activated a neuron of an expert, and of those with a token
+    /// that chose the expert. `(0, 0)` if nothing was counted. For a gate without zeros, at the lowest
+    /// threshold ([`NeuronCounts::active_at`]).
     pub fn active(&self, expert: usize, neuron: usize, batch: usize) -> (u64, u64) {
         self.active_at(0, expert, neuron, batch)
     }
@@ -123,15 +126,15 @@ impl NeuronCounts {
         found.map_or((0, 0), |(active, of)| (active.into(), of.into()))
     }
 
-    /// Neurons of an expert, the hottest first, ties by index: in the order in which clusters take them (§4.1).
+    /// Neurons of an expert, the hottest first, ties by index: the order in which clusters take them (§4.1).
     pub fn hottest(&self, expert: usize, batch: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.width as usize).collect();
         order.sort_by_key(|&n| std::cmp::Reverse(self.active(expert, n, batch).0));
         order
     }
 
-    /// Share of the (batch, expert, neuron) triples that are not active: the zeros that can be skipped. `None` where nothing
-    /// was counted.
+    /// Share of the (batch, expert, neuron) triples that are inactive: the zeros that can be skipped. `None`
+    /// if nothing was counted.
     pub fn zeros(&self, level: usize, batch: usize) -> Option<f64> {
         let counts = self.at(level, batch)?;
         let sum = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum::<u64>() as f64;
@@ -139,8 +142,8 @@ impl NeuronCounts {
         (all > 0.0).then(|| 1.0 - sum(&counts.active) / all)
     }
 
-    /// Frequency of each neuron of all experts, as shares of the batches that its expert takes part in, the hottest
-    /// first (Figure 2). Experts that nothing chose are left out.
+    /// Frequency of each neuron of all experts, as shares of the batches of its expert, the hottest first
+    /// (Figure 2). Experts without tokens are left out.
     pub fn frequencies(&self, level: usize, batch: usize) -> Vec<f64> {
         let Some(counts) = self.at(level, batch) else { return Vec::new() };
         let experts =
@@ -158,13 +161,13 @@ impl NeuronCounts {
         self.levels.get(level)?.batches.get(batch.checked_sub(1)?)
     }
 
-    /// Whether both count the same neurons.
+    /// True if both count the same neurons.
     pub(super) fn same(&self, other: &Self) -> bool {
         let of = |c: &Self| (c.layer, c.routed, c.width, c.experts(), c.is_exact());
         self.weight == other.weight && of(self) == of(other)
     }
 
-    /// Both together: at thresholds and for batches that both counted. `None` if there are none.
+    /// Merges two, at thresholds and for batches that both counted. `None` if there are none.
     pub(super) fn merge(&self, other: &Self) -> Option<Self> {
         let level = |a: &Level| {
             let b = other.levels.iter().find(|b| b.threshold == a.threshold)?;
@@ -179,7 +182,7 @@ impl NeuronCounts {
         })
     }
 
-    /// Numbers that it takes.
+    /// Number of all counts.
     fn numbers(&self) -> Option<usize> {
         self.levels.iter().flat_map(|l| &l.batches).try_fold(0_usize, |n, b| n.checked_add(b.active.len()))
     }
@@ -221,7 +224,7 @@ impl NeuronCounts {
     }
 }
 
-/// Merges counts by the weights that they are of. What only one profile counted stays as it is.
+/// Merges counts by their weights. Those in one profile only stay as they are.
 pub(super) fn merge(a: &[NeuronCounts], b: &[NeuronCounts]) -> Vec<NeuronCounts> {
     let other = |x: &NeuronCounts, of: &[NeuronCounts]| of.iter().find(|y| y.weight == x.weight).cloned();
     let both = a.iter().filter_map(|x| other(x, b).map_or_else(|| Some(x.clone()), |y| x.merge(&y)));

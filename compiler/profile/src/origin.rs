@@ -6,9 +6,9 @@ use moec_base::error::{Error, Result};
 use moec_import::{Checkpoint, ModelSpec};
 use sha2::{Digest, Sha256};
 
-/// Tensors of a checkpoint whose first bytes are hashed, at most.
+/// Limit of the checkpoint's tensors whose first bytes are hashed.
 const SAMPLES: usize = 512;
-/// Bytes hashed of each.
+/// Hashed bytes of each tensor.
 const SAMPLE_BYTES: usize = 256;
 
 /// The model that a profile was taken from.
@@ -22,16 +22,16 @@ pub struct Origin {
     pub vocab: u32,
     /// Layers.
     pub layers: u32,
-    /// SHA-256 over the names, types, shapes and places of the checkpoint's tensors and over the first bytes
-    /// of some of them: two trainings of one architecture differ in it.
+    /// SHA-256 over the names, types, shapes and offsets of the checkpoint's tensors and over the first bytes
+    /// of some of them. It differs between two trainings of one architecture.
     pub checkpoint: [u8; 32],
 }
 
 impl Origin {
-    /// Of an open checkpoint.
+    /// The origin of profiles of an open checkpoint.
     ///
     /// # Errors
-    /// Sizes past 32 bits.
+    /// Fails if sizes exceed 32 bits.
     pub fn of(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Self> {
         let int = |n: usize| u32::try_from(n).map_err(|_| Error::limit(format!("{n} is past 32 bits")));
         let mut sha = Sha256::new();
@@ -41,7 +41,7 @@ impl Origin {
             let bytes = checkpoint.bytes(name).unwrap_or_default();
             sha.update(&bytes[..bytes.len().min(SAMPLE_BYTES)]);
         }
-        // A few bytes of each, and whatever the operating system has mapped around them.
+        // The hash has mapped a few bytes of each tensor, and the pages around them.
         checkpoint.release();
         Ok(Self {
             family: spec.family.to_owned(),
@@ -52,7 +52,7 @@ impl Origin {
         })
     }
 
-    /// Says in what `other` differs.
+    /// Fails with the difference if `other` is another model.
     pub(super) fn same(&self, other: &Self) -> Result<(), Wrong> {
         if self.family != other.family {
             return Err(format!("one is of family `{}`, one of `{}`", self.family, other.family));
@@ -71,10 +71,10 @@ impl Origin {
         Ok(())
     }
 
-    /// Refuses a model that is not this one. `profile` names the file.
+    /// Checks that `model` is this one. `profile` names the file in the message.
     ///
     /// # Errors
-    /// It is another one, and in what.
+    /// Fails with the difference if it is another model.
     pub fn must_be(&self, model: &Self, profile: &str) -> Result<()> {
         self.same(model).map_err(|e| {
             Error::input(format!("`{profile}` was taken from another model"))

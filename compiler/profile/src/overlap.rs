@@ -8,8 +8,8 @@ use moec_base::error::{Error, Result};
 pub struct Overlap {
     /// Experts that are compared.
     pub k: usize,
-    /// Layers with their shares: of the `k` busiest experts of the one profile, those that are among the `k` busiest
-    /// of the other.
+    /// Layers with their shares: of the `k` busiest experts of one profile, those that are among the `k`
+    /// busiest of the other.
     pub layers: Vec<(u32, f64)>,
     /// Median over the layers.
     pub median: f64,
@@ -28,7 +28,7 @@ fn busiest(layer: &Routing, k: usize) -> Vec<usize> {
 /// Overlap@K of two profiles of one model; `k` is at most the number of experts of a layer. Symmetric.
 ///
 /// # Errors
-/// Profiles whose layers are not the same.
+/// Fails if the profiles have different layers.
 pub fn overlap(a: &Profile, b: &Profile, k: usize) -> Result<Overlap> {
     let alike = |(x, y): (&Routing, &Routing)| x.layer == y.layer && x.chosen.len() == y.chosen.len();
     if a.layers.len() != b.layers.len() || !a.layers.iter().zip(&b.layers).all(alike) {

@@ -1,4 +1,4 @@
-//! Text that was read, and how well the model predicts it.
+//! Text that was read, and the model's perplexity on it.
 
 use super::{MOST, MOST_TOKENS, Wrong};
 use bincode::{Decode, Encode};
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 pub struct Reading {
     /// Tokens read of each text, by the SHA-256 of the text.
     pub texts: BTreeMap<[u8; 32], u64>,
-    /// Predictions that were scored. On a large vocabulary that is a sample of the tokens.
+    /// Number of scored predictions. On a large vocabulary that is a sample of the tokens.
     pub predicted: u64,
-    /// Sum over those predictions of −ln p(next token).
+    /// Sum of −ln p(next token) over those predictions.
     pub loss: f64,
 }
 
 impl Reading {
-    /// Tokens read in all.
+    /// Tokens of all texts.
     pub fn tokens(&self) -> u64 {
         self.texts.values().sum()
     }

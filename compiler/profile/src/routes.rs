@@ -1,9 +1,9 @@
-//! Experts that the tokens chose, one token after the other: what replays of a cache need.
+//! Experts that the tokens chose, one token after the other, for replays of a cache.
 //!
-//! Of a run only a sample of the sequences is kept, at most [`TOKENS`] tokens. Per token and layer it holds the
-//! chosen experts and the experts with the largest router scores, twice as many, with the square roots of their
-//! scores to eight bits: a score of 0.02 is kept to 0.001. May be empty; the other parts of a profile do not
-//! need it.
+//! Only a sample of a run's sequences is kept, at most [`TOKENS`] tokens. Per token and layer it has the
+//! chosen experts, and twice as many experts with the largest router scores. The square roots of scores are
+//! kept in eight bits: a score of 0.02 is accurate to 0.001. It may be empty; the other parts of a profile do
+//! not require it.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, Routing, Wrong};
@@ -11,15 +11,15 @@ use bincode::{Decode, Encode};
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
 use moec_sim::cache::Trace;
 
-/// Tokens that are kept at most.
+/// Limit of the tokens that are kept.
 pub const TOKENS: usize = 1 << 13;
-/// Numbers that are kept at most.
+/// Limit of the numbers that are kept.
 const NUMBERS: usize = 1 << 24;
 
 /// The sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Routes {
-    /// Each was read as one.
+    /// Sequences that were each read as one text.
     pub sequences: Vec<Sequence>,
 }
 
@@ -28,18 +28,19 @@ pub struct Routes {
 pub struct Sequence {
     /// `[tokens, Σ k]`: experts that each token chose, layer after layer.
     pub chosen: Vec<u16>,
-    /// `[tokens, Σ min(2 k, experts)]`: experts with the largest scores, the largest first, layer after layer.
+    /// `[tokens, Σ min(2 k, experts)]`: experts with the largest scores, in descending order, layer after
+    /// layer.
     pub ranked: Vec<u16>,
-    /// Their scores, see [`kept`].
+    /// Their scores, in the form of [`kept`].
     pub scores: Vec<u8>,
 }
 
-/// A score, a share of 1, as it is kept.
+/// A score, a share of 1, in its stored form.
 pub fn kept(score: f32) -> u8 {
     (score.clamp(0.0, 1.0).sqrt() * 255.0).round() as u8
 }
 
-/// The score that is meant.
+/// The score of a stored form.
 pub fn score(kept: u8) -> f32 {
     (f32::from(kept) / 255.0).powi(2)
 }
@@ -49,7 +50,7 @@ impl Sequence {
         self.chosen.len() + self.ranked.len() + self.scores.len()
     }
 
-    /// FNV-1a over the choices: an order of sequences that has nothing to do with what is in them.
+    /// FNV-1a over the choices: an order of sequences independent of their contents.
     fn hash(&self) -> u64 {
         let mix = |h: u64, e: &u16| (h ^ u64::from(*e)).wrapping_mul(0x0100_0000_01b3);
         self.chosen.iter().fold(0xcbf2_9ce4_8422_2325, mix)
@@ -57,12 +58,12 @@ impl Sequence {
 }
 
 impl Routes {
-    /// Whether nothing was recorded.
+    /// True if nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.sequences.iter().all(|s| s.chosen.is_empty())
     }
 
-    /// Both together; of too much, whole sequences are left out, by chance. Commutative.
+    /// Merges two; past the limit, whole sequences are left out at random. Commutative.
     pub(super) fn merge(&self, other: &Self, layers: &[Routing]) -> Self {
         let k: usize = layers.iter().map(|l| l.k as usize).sum();
         let mut all: Vec<_> = self.sequences.iter().chain(&other.sequences).collect();
@@ -76,16 +77,16 @@ impl Routes {
         Self { sequences: all.iter().take_while(fits).map(|&s| s.clone()).collect() }
     }
 
-    /// Tokens of `layers` that are kept at most.
+    /// Limit of the tokens that are kept of `layers`.
     pub fn most(layers: &[Routing]) -> usize {
         let numbers: usize = layers.iter().map(|l| l.k as usize + 2 * ranks(l)).sum();
         TOKENS.min(NUMBERS / numbers.max(1))
     }
 
-    /// As a trace for replays, all experts of one byte: capacities count experts.
+    /// Converts the routes to a trace for replays. Every expert has one byte, since capacities count experts.
     ///
     /// # Errors
-    /// What does not fit the layers.
+    /// Fails if the routes do not fit the layers.
     pub fn trace(&self, layers: &[Routing]) -> Result<Trace, Wrong> {
         let shape = |l: &Routing| CachedLayer { experts: l.chosen.len(), k: l.k as usize, bytes: 1 };
         let shapes: Vec<_> = layers.iter().map(shape).collect();
@@ -137,7 +138,7 @@ impl Routes {
     }
 }
 
-/// Scores that are kept of a layer.
+/// Number of scores that are kept of a layer.
 pub fn ranks(layer: &Routing) -> usize {
     (2 * layer.k as usize).min(layer.chosen.len())
 }
@@ -146,7 +147,8 @@ pub fn ranks(layer: &Routing) -> usize {
 mod tests {
     use super::*;
 
-    /// Two layers: one of two experts, one of them used, with two scores; one of three, with two used and three.
+    /// Two layers: one with two experts, one used, two scores; one with three experts, two used, three
+    /// scores.
     fn layers() -> Vec<Routing> {
         let mut layers = vec![Routing::new(0, 1, 2), Routing::new(1, 2, 3)];
         for l in &mut layers {

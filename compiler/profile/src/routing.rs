@@ -14,9 +14,9 @@ pub struct Routing {
     pub tokens: u64,
     /// Tokens that chose each expert.
     pub chosen: Vec<u64>,
-    /// Sum of the routing weights that each expert was given.
+    /// Sum of the routing weights of each expert.
     pub weight: Vec<f64>,
-    /// Tokens that chose two experts together: row after row of the pairs `(a, b)` with `a < b`.
+    /// Tokens that chose both experts of a pair: row after row of the pairs `(a, b)` with `a < b`.
     pub together: Vec<u64>,
 }
 
@@ -26,7 +26,7 @@ const fn pairs(experts: usize) -> usize {
 }
 
 impl Routing {
-    /// Of a layer that has seen nothing.
+    /// Routing of a layer before any token.
     pub fn new(layer: u32, k: u32, experts: usize) -> Self {
         Self {
             layer,
@@ -38,7 +38,7 @@ impl Routing {
         }
     }
 
-    /// Place of a pair in `together`; `None` for an expert with itself.
+    /// Index of a pair in `together`; `None` for an expert with itself.
     pub fn pair(&self, a: usize, b: usize) -> Option<usize> {
         let (a, b) = (a.min(b), a.max(b));
         let n = self.chosen.len();
@@ -50,7 +50,7 @@ impl Routing {
         self.pair(a, b).and_then(|i| self.together.get(i)).copied().unwrap_or(0)
     }
 
-    /// Pairs by the tokens that chose both, the most first, ties by index.
+    /// Pairs by the number of tokens that chose both, descending, ties by index.
     pub fn closest(&self, most: usize) -> Vec<(usize, usize, u64)> {
         let n = self.chosen.len();
         let all = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
@@ -65,14 +65,14 @@ impl Routing {
         self.chosen.iter().filter(|&&n| n > 0).count()
     }
 
-    /// Load of the busiest expert over the mean load; 1 is balance. 0 where nothing was routed.
+    /// Load of the busiest expert divided by the mean load; 1 is balance. 0 if nothing was routed.
     pub fn imbalance(&self) -> f64 {
         let max = self.chosen.iter().copied().max().unwrap_or(0);
         let sum: u64 = self.chosen.iter().sum();
         if sum == 0 { 0.0 } else { max as f64 * self.chosen.len() as f64 / sum as f64 }
     }
 
-    /// Mean routing weight of an expert over the tokens that chose it; 0 where none did.
+    /// Mean routing weight of an expert over the tokens that chose it; 0 if there are none.
     pub fn mean_weight(&self, expert: usize) -> f64 {
         match (self.weight.get(expert), self.chosen.get(expert)) {
             (Some(&sum), Some(&n)) if n > 0 => sum / n as f64,

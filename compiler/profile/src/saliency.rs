@@ -6,10 +6,10 @@ use bincode::{Decode, Encode};
 
 /// Bins per doubling of the norm.
 const PER_OCTAVE: f64 = 8.0;
-/// Bins; the middle one begins at a norm of 1, so they reach from 2⁻³² to 2³².
+/// Number of bins; the middle one begins at a norm of 1, so they reach from 2⁻³² to 2³².
 const BINS: usize = 512;
 
-/// L2 norms of what the attention of a layer adds to the residual stream, one per token.
+/// L2 norms of the attention outputs that a layer adds to the residual stream, one per token.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Saliency {
     /// Layer.
@@ -21,12 +21,12 @@ pub struct Saliency {
 }
 
 impl Saliency {
-    /// Of a layer that has seen nothing.
+    /// An empty histogram of a layer.
     pub fn new(layer: u32) -> Self {
         Self { layer, sum: 0.0, bins: vec![0; BINS] }
     }
 
-    /// Counts a token. What is not finite is not counted.
+    /// Counts a token, unless the norm is not finite.
     pub fn add(&mut self, norm: f64) {
         if norm.is_finite() && norm >= 0.0 {
             let bin = (norm.log2() * PER_OCTAVE).floor() + (BINS / 2) as f64;
@@ -35,18 +35,19 @@ impl Saliency {
         }
     }
 
-    /// Tokens counted.
+    /// Number of counted tokens.
     pub fn tokens(&self) -> u64 {
         self.bins.iter().sum()
     }
 
-    /// Mean norm; 0 where nothing was counted.
+    /// Mean norm; 0 if nothing was counted.
     pub fn mean(&self) -> f64 {
         let n = self.tokens();
         if n == 0 { 0.0 } else { self.sum / n as f64 }
     }
 
-    /// The norm that a share `q` of the tokens does not exceed, to within a bin (9 %); 0 where nothing was counted.
+    /// The norm that a share `q` of the tokens does not exceed, to within a bin (9 %); 0 if nothing was
+    /// counted.
     pub fn quantile(&self, q: f64) -> f64 {
         let wanted = (q.clamp(0.0, 1.0) * self.tokens() as f64).ceil().max(1.0) as u64;
         let mut seen = 0;

@@ -1,8 +1,8 @@
-//! Rows of real text that matrices are multiplied by: what codes of activations must reach over.
+//! Rows of real text that matrices are multiplied by, from which codes of activations take their range.
 //!
-//! Of each input a few hundred rows are kept, in bf16: no number of an activation is beyond it, and how wide a range is
-//! need not be known to more than eight bits. Which rows are kept follows from their hashes alone, so that the order in
-//! which texts are read does not matter.
+//! A few hundred rows of each input are kept, in bf16: it covers all activations, and eight bits are accurate
+//! enough for a range. The hashes of rows alone determine which are kept, so that the order of texts does not
+//! matter.
 
 use super::{MOST, Profile, Wrong};
 use bincode::{Decode, Encode};
@@ -11,17 +11,17 @@ use moec_base::error::{Error, Result};
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::BTreeSet;
 
-/// Rows that are kept of an input at most.
+/// Limit of the rows that are kept of an input.
 pub const ROWS: usize = 256;
-/// Rows that are kept in any case.
+/// Rows that are always kept.
 const LEAST: usize = 16;
-/// Bytes that the rows of all inputs take, unless [`LEAST`] rows take more.
+/// Limit of the bytes of all inputs' rows, unless [`LEAST`] rows take more.
 const MOST_BYTES: usize = 32 << 20;
 
 /// Rows of one input.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Sample {
-    /// Weights that read the input, by the names that [`Profile::weights`] has.
+    /// Weights that read the input, by their names in [`Profile::weights`].
     pub readers: Vec<String>,
     /// Channels.
     pub cols: usize,
@@ -29,19 +29,19 @@ pub struct Sample {
     bits: Vec<u16>,
 }
 
-/// Rows to keep of each of several inputs, by their channels.
+/// Number of rows to keep of each of several inputs, by their channels.
 pub fn most(cols: impl Iterator<Item = usize>) -> usize {
     let bytes = cols.fold(0_usize, |sum, n| sum.saturating_add(n.saturating_mul(2)));
     (MOST_BYTES / bytes.max(1)).clamp(LEAST, ROWS)
 }
 
-/// FNV-1a over a row: an order of rows that has nothing to do with what is in them.
+/// FNV-1a over a row: an order of rows independent of their contents.
 fn hash(row: &[u16]) -> u64 {
     let mix = |h: u64, x: &u16| (h ^ u64::from(*x)).wrapping_mul(0x0100_0000_01b3);
     row.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// Rows that are being kept: those with the smallest hashes.
+/// Collects rows: those with the smallest hashes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct RowSample {
     rows: BTreeSet<(u64, Vec<u16>)>,
@@ -72,7 +72,7 @@ impl Sample {
         self.bits.len() / self.cols.max(1)
     }
 
-    /// Whether there are none.
+    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.bits.is_empty()
     }
@@ -110,7 +110,7 @@ pub(super) fn check(profile: &Profile) -> std::result::Result<(), Wrong> {
     })
 }
 
-/// Rows of both, as if one run had read the texts of both. An input that one of them lacks is left out.
+/// Merges the rows of both, as if one run had read both texts. Inputs that one profile lacks are left out.
 pub(super) fn merge(a: &[Sample], b: &[Sample]) -> Vec<Sample> {
     let most = most(a.iter().map(|s| s.cols));
     let both = |s: &Sample| {
@@ -123,10 +123,11 @@ pub(super) fn merge(a: &[Sample], b: &[Sample]) -> Vec<Sample> {
     a.iter().filter_map(both).collect()
 }
 
-/// Rows that a weight of the compiled Graph is multiplied by, `[n, cols]`; `None` where the profile has kept none of them.
+/// Rows that a weight of the compiled Graph is multiplied by, `[n, cols]`; `None` if the profile has none of
+/// them.
 ///
 /// # Errors
-/// Those of `source`, from which the factors of scaled weights are read.
+/// Fails if `source` fails, from which the factors of scaled weights are read.
 pub fn rows(
     profile: &Profile,
     lowered: &Module,
@@ -137,7 +138,8 @@ pub fn rows(
     Ok(found.filter(|rows| !rows.is_empty() && rows.len().is_multiple_of(weight.cols().max(1))))
 }
 
-/// The same for an expression: rewriting joins matrices of one input, and folds factors of its channels into them.
+/// The same rows for an expression: rewriting joins matrices of one input, and folds factors of its channels
+/// into them.
 fn of(
     profile: &Profile,
     lowered: &Module,
@@ -152,7 +154,7 @@ fn of(
             parts.first().map_or(Ok(None), |first| of(profile, lowered, first, source))
         }
         WeightExpr::Slice { axis: Axis::Rows, of: inner, .. } => of(profile, lowered, inner, source),
-        // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
+        // (x · s) Wᵀ = x (W · s)ᵀ: the stored matrix reads x, which is the recorded input divided by s.
         WeightExpr::ScaleCols { of: inner, by } => {
             let Some(mut rows) = of(profile, lowered, inner, source)? else { return Ok(None) };
             let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);

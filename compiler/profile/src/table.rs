@@ -1,9 +1,10 @@
-//! Importance of errors in a table that is read by rows, from the matrices that read the rows.
+//! Importance of errors in a table of rows, from the matrices that read the rows.
 //!
-//! A row `x` of an embedding table is normalised, scaled by the norm's weight `γ`, and multiplied by the matrices `W` of the
-//! first layer. What the row errs by, `e`, is `e H eᵀ` after them with `H = Σ diag(γ) Wᵀ W diag(γ)`, up to a factor that
-//! is the row's own. The residual stream is small there and grows with the layers, so that the first one tells nearly all.
-//! No text is needed for it.
+//! A row `x` of an embedding table is normalised, scaled by the norm's weight `γ`, and multiplied by the
+//! matrices `W` of the first layer. An error `e` of the row becomes `e H eᵀ` there, with
+//! `H = Σ diag(γ) Wᵀ W diag(γ)`, up to a factor of the row. The residual stream is small in the first layer
+//! and grows with the layers. So the first layer determines nearly all of the error. No text is needed for
+//! this.
 
 use super::correlations::{WIDEST, blocks};
 use moec_base::error::{Error, Result};
@@ -11,21 +12,21 @@ use moec_cpu::Feedback;
 use moec_ir::{Module, Node, Op, Operand, Source, ValueId, Weight};
 use std::sync::Arc;
 
-/// Share of the mean of the diagonal that is added to it: what later layers see of every channel.
+/// Share of the diagonal's mean that is added to it: the effect of every channel on later layers.
 const DAMPING: f64 = 0.05;
 /// Rows that are read at once.
 const STRIP: usize = 64;
 
-/// The table that a graph looks tokens up in.
+/// The embedding table of a graph.
 pub(super) fn table(module: &Module) -> Option<&Weight> {
     let nodes = &module.entries.first()?.nodes;
     nodes.iter().find(|n| matches!(n.op, Op::Embed)).and_then(|n| weight(module, n, 1))
 }
 
-/// Error feedback between the table's channels; `None` where no matrix reads its normalised rows.
+/// Error feedback between the table's channels; `None` if no matrix reads its normalised rows.
 ///
 /// # Errors
-/// Those of `source`.
+/// Fails if `source` fails.
 pub(super) fn feedback(lowered: &Module, source: &dyn Source) -> Result<Option<Arc<Feedback>>> {
     let Some(cols) = table(lowered).map(Weight::cols) else { return Ok(None) };
     let nodes = lowered.entries.first().map_or(&[][..], |g| &g.nodes);

@@ -1,4 +1,4 @@
-//! Profiles: stored and read back, merged, and refused.
+//! Tests of profiles: encoding, decoding, merging, and errors.
 
 mod channels;
 mod chunks;
@@ -55,14 +55,14 @@ proptest! {
         let mut bytes = p.encode().unwrap();
         let at = at.index(bytes.len());
         bytes[at] ^= change;
-        // A deflate stream has bits without meaning; what is read is still what was stored.
+        // Some bits of a deflate stream have no meaning; then the result must equal the stored profile.
         if let Ok(read) = Profile::decode(&bytes) {
             prop_assert_eq!(read, p);
         }
     }
 }
 
-/// The stored form, changed before it is checked and hashed, as an attacker would do it.
+/// Error for a profile that was changed before it was checked and hashed, as an attacker would do it.
 fn forged(change: impl FnOnce(&mut Profile)) -> Error {
     let mut p = example();
     change(&mut p);
@@ -154,7 +154,7 @@ fn what_is_no_profile_is_refused() {
 
 #[test]
 fn a_bomb_is_not_inflated() {
-    // A gigabyte of zeros in a megabyte, said to be 1 GiB: the numbers that it claims are not there.
+    // A gigabyte of zeros, deflated to a megabyte: the file does not have the numbers that it claims.
     let zeros = vec![0_u8; 1 << 20];
     let mut bytes = wrapped(file::VERSION, 1 << 30, &zeros);
     assert!(Profile::decode(&bytes).is_err());
@@ -248,15 +248,15 @@ fn neurons_have_frequencies_zeros_and_an_order() {
     );
     assert_eq!(c.hottest(0, 1), [2, 1, 0]);
     assert_eq!((c.zeros(0, 1), c.zeros(0, 0), c.zeros(1, 1)), (Some(0.5), None, None));
-    // The expert that nothing chose says nothing of its neurons.
+    // An expert without tokens has no frequencies.
     assert_eq!(c.frequencies(0, 1), [1.0, 0.5, 0.0]);
     assert_eq!(c.frequencies(0, 2), [1.0, 1.0, 0.0]);
     assert!(p.neurons(1).is_none());
-    // What one profile counted is not lost where the other counted nothing.
+    // Counts in one profile only are kept.
     let none = Profile { neurons: Vec::new(), ..example() };
     assert_eq!(p.merge(&none).unwrap().neurons, p.neurons);
     assert_eq!(p.merge(&p).unwrap().neurons(0).unwrap().active(0, 1, 1), (2, 4));
-    // Counts at other thresholds are of other neurons.
+    // Counts at other thresholds cannot be merged.
     let at =
         |t: f32| NeuronCounts { levels: vec![Level { threshold: t, ..c.levels[0].clone() }], ..c.clone() };
     let (a, b) =
@@ -271,15 +271,15 @@ fn correlations_are_those_of_the_sums() {
     let seen = &example().correlations[0];
     assert!((of(seen, 0)[0] + 0.5_f64.sqrt()).abs() < 1e-4);
     assert!((of(seen, 1)[0] - 3.0 / 56.0_f64.sqrt()).abs() < 1e-4);
-    // Twice the same text tells the same.
+    // The same text twice changes no correlation.
     let both = example().merge(&example()).unwrap();
     assert_eq!(of(&both.correlations[0], 0), of(seen, 0));
     assert_eq!(both.correlations[0].tokens, [198, 2]);
-    // Blocks are as wide as there is room for them.
+    // Blocks are as wide as the limit allows.
     assert_eq!(correlations::block_for(96, 96), correlations::WIDEST);
     assert_eq!(correlations::block_for(1024, 1024), 256);
     assert_eq!(correlations::block_for(1 << 20, 1 << 20), moec_ir::types::GROUP);
-    // Each must fit the moments that it goes with.
+    // Correlations must fit their moments.
     for wrong in [
         Correlations { readers: vec!["other".into()], ..seen.clone() },
         Correlations { readers: Vec::new(), ..seen.clone() },

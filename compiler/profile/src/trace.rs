@@ -1,12 +1,12 @@
 //! Loads of the experts, chunk by chunk.
 //!
-//! What the layers' totals cannot say: how far the load of an expert strays from its mean, which experts are busy
-//! together, and in what order a simulation meets them.
+//! The layers' totals do not show how an expert's load deviates from its mean, which experts are busy
+//! together, or the order of chunks. Simulations take these from the trace.
 
 use super::{MOST, Routing, Wrong};
 use bincode::{Decode, Encode};
 
-/// Numbers that a trace holds at most. Past them nothing is added; the totals still count everything.
+/// Limit of the numbers in a trace. Past it no chunks are added; the totals still count everything.
 const MOST_LOADS: usize = 1 << 26;
 
 /// Loads of every chunk that was read.
@@ -14,7 +14,7 @@ const MOST_LOADS: usize = 1 << 26;
 pub struct Trace {
     /// Tokens of a whole chunk; 0: nothing was recorded.
     pub chunk: u32,
-    /// Texts that were read as one sequence each. Their order means nothing.
+    /// Texts that were each read as one sequence. Their order has no meaning.
     pub sequences: Vec<Vec<Chunk>>,
 }
 
@@ -28,7 +28,7 @@ pub struct Chunk {
 }
 
 impl Trace {
-    /// Of chunks of `chunk` tokens, nothing read yet.
+    /// An empty trace of chunks of `chunk` tokens.
     pub fn new(chunk: u32) -> Self {
         Self { chunk, sequences: Vec::new() }
     }
@@ -38,7 +38,7 @@ impl Trace {
         self.sequences.push(Vec::new());
     }
 
-    /// Adds a chunk to the sequence that was begun last.
+    /// Adds a chunk to the current sequence.
     pub fn push(&mut self, chunk: Chunk) {
         let held: usize = self.sequences.iter().map(Vec::len).sum::<usize>() * chunk.loads.len();
         if held + chunk.loads.len() <= MOST_LOADS
@@ -48,13 +48,13 @@ impl Trace {
         }
     }
 
-    /// Chunks in all.
+    /// Number of all chunks.
     pub fn chunks(&self) -> usize {
         self.sequences.iter().map(Vec::len).sum()
     }
 
-    /// Both together; sequences are put in order, so that it does not matter which is the first. `None` for chunks
-    /// of different sizes.
+    /// Merges two. Sequences are sorted, so that the order of the traces does not matter. `None` if chunk
+    /// sizes differ.
     pub(super) fn merge(&self, other: &Self) -> Option<Self> {
         let chunk = match (self.chunk, other.chunk) {
             (0, c) | (c, 0) => c,

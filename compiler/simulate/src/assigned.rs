@@ -1,5 +1,5 @@
-//! A bundle whose experts are assigned to units in every step: the runtime's own scheduler decides, with recorded routing, and
-//! the backend of the NDP DIMMs says what then happens, and for how long.
+//! A bundle whose experts are assigned to units in every step: the runtime's own scheduler decides, with
+//! recorded routing, and the backend of the NDP DIMMs says what then happens, and for how long.
 
 use super::bundle::Request;
 use super::paged::routing;
@@ -85,7 +85,8 @@ pub fn assigned(
     Ok(Simulated { prompt, decode, batch, recorded: trace.tokens(), run })
 }
 
-/// By step, layer and expert: rows of tokens in the order in which they were recorded, from their start again where they end.
+/// By step, layer and expert: rows of tokens in the order in which they were recorded, from their start again
+/// where they end.
 fn loads(trace: &Trace, layers: &[(u32, u32)], steps: &[u32]) -> Vec<Vec<Vec<u32>>> {
     let mut at = 0;
     let mut all = Vec::with_capacity(steps.len());

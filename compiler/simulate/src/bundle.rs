@@ -114,14 +114,17 @@ fn targets(fits: impl Fn(&Device) -> bool) -> String {
     fitting.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a device has a neural processing unit.
+/// Returns `true` if a device has a neural processing unit.
 fn has_npu(device: &Device) -> bool {
     Units::of(device).is_some()
 }
 
-/// Whether a device has memory that computes.
+/// Returns `true` if a device has NDP DIMMs.
 fn has_ndp_dimms(device: &Device) -> bool {
-    device.units.iter().any(|unit| backends::of(unit, device).is_ok_and(|family| family.command_streams().is_some()))
+    device
+        .units
+        .iter()
+        .any(|unit| backends::of(unit, device).is_ok_and(|family| family.command_streams().is_some()))
 }
 
 /// One chunk of mean loads, as the profile that a bundle was built with gave them.
@@ -181,8 +184,8 @@ experts {layer = 3, k = 1, tiers = [32]} {
 
     #[test]
     fn hints_name_every_target_that_can_be_simulated() {
-        assert_eq!(targets(has_npu), "`m2-ultra`, `m2-max`, `snapdragon-8-gen-3`, `snapdragon-8-plus-gen-1`");
-        assert_eq!(targets(has_ndp_dimms), "`h100-spr-ndp`, `spr-ndp`");
+        assert_eq!(targets(has_npu), "`m2-max`, `m2-ultra`, `snapdragon-8-gen-3`, `snapdragon-8-plus-gen-1`");
+        assert_eq!(targets(has_ndp_dimms), "`spr-ndp`, `h100-spr-ndp`");
     }
 
     #[test]

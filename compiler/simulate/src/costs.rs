@@ -1,8 +1,9 @@
 //! Model of the costs of a plan's steps on the CPU of a device file, and of its experts on the way from disk.
 //!
-//! A step reads its weights and multiplies rows with them: it takes the longer of the two times, at the bandwidth of the
-//! memory and at the peak of the unit, or what the device's table of matrix products says, where it has one. After a barrier a
-//! step costs a dispatch. Attention's reading of the KV cache is not in it, nor what only moves rows.
+//! A step reads its weights and multiplies rows with them: it takes the longer of the two times, at the
+//! bandwidth of the memory and at the peak of the unit, or what the device's table of matrix products says,
+//! where it has one. After a barrier a step costs a dispatch. Attention's reading of the KV cache is not in
+//! it, nor what only moves rows.
 
 use moec_base::error::{Error, Result};
 use moec_cpu::DISK;
@@ -165,7 +166,8 @@ impl Units for Costs<'_> {
         self.link
     }
 
-    /// Time between layers; what follows the last experts of a call is counted with the beginning of the next one.
+    /// Time between layers; what follows the last experts of a call is counted with the beginning of the next
+    /// one.
     fn between(&self, layer: usize, rows: usize) -> Duration {
         let tail = if layer == 0 { self.between_us(rows, self.experts.len()) } else { 0.0 };
         micros(self.between_us(rows, layer) + tail)

@@ -1,10 +1,11 @@
-//! `moec simulate`: what a model costs on a CPU and a neural processing unit that are not at hand; and what a model
-//! with experts on disk does, and how long that takes, with the costs of a device file.
+//! `moec simulate`: what a model costs on a CPU and a neural processing unit that are not at hand; and what a
+//! model with experts on disk does, and how long that takes, with the costs of a device file.
 //!
-//! [`systems`] says what runs where; [`moec_costs`] executes it, and [`perfetto`] writes the timeline for a browser.
+//! [`systems`] says what runs where; [`moec_costs`] executes it, and [`perfetto`] writes the timeline for a
+//! browser.
 //!
-//! [`paged`] has the runtime itself decide what of experts on disk is read and kept, under virtual time; [`costs`] says how long
-//! what is computed takes.
+//! [`paged`] has the runtime itself decide what of experts on disk is read and kept, under virtual time;
+//! [`costs`] says how long what is computed takes.
 //!
 //! [`phone`] decodes by hot and cold neurons, with the runtime's policies of them.
 //!

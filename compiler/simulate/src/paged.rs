@@ -1,6 +1,6 @@
-//! A bundle whose experts are on disk: the runtime's own decider, cache, policy and scheduler, with recorded routing, on
-//! modelled units ([`mod@moec_sim::paging`]). What is decided is what a run decides that has the same routing and
-//! whose units take the same time; how long they take is a model ([`Costs`]).
+//! A bundle whose experts are on disk: the runtime's own decider, cache, policy and scheduler, with recorded
+//! routing, on modelled units ([`mod@moec_sim::paging`]). What is decided is what a run decides that has the
+//! same routing and whose units take the same time; how long they take is a model ([`Costs`]).
 
 use super::bundle::Request;
 use super::costs::{Constant, Costs};
@@ -31,7 +31,8 @@ pub struct Simulated {
     pub recorded: usize,
     /// The run.
     pub run: SimulatedRun,
-    /// Time until the prompt is computed, and how much of it and of the rest no thread computed since an expert was missing.
+    /// Time until the prompt is computed, and how much of it and of the rest no thread computed since an
+    /// expert was missing.
     pub prefill: Duration,
     /// Waiting in the prompt and after it.
     pub stalled: [Duration; 2],
@@ -48,7 +49,8 @@ pub struct Simulated {
 /// Simulates a bundle whose experts are on disk.
 ///
 /// # Errors
-/// A device file without the figures that are needed; no recorded routing, or that of another model; a prompt past the context.
+/// A device file without the figures that are needed; no recorded routing, or that of another model; a prompt
+/// past the context.
 pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<Simulated> {
     let device = request.device;
     let plan = &bundle.plan;
@@ -126,8 +128,9 @@ fn matrices(plan: &Plan, paging: &Paging) -> Result<Vec<[u64; 2]>> {
     paging.layers.iter().map(|l| Ok([bytes(l.gate_up)?, bytes(l.down)?])).collect()
 }
 
-/// Requests of layers: chunks of a prompt, then tokens one by one, in the order in which they were recorded, from their start
-/// again where they end. A profile has no predictions: no expert is read ahead of a token's layers.
+/// Requests of layers: chunks of a prompt, then tokens one by one, in the order in which they were recorded,
+/// from their start again where they end. A profile has no predictions: no expert is read ahead of a token's
+/// layers.
 fn requests(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3]) -> Vec<RecordedRequest> {
     let (mut requests, mut at) = (Vec::new(), 0);
     let mut left = prompt;

@@ -4,7 +4,8 @@ use moec_backend::StreamRun;
 use moec_costs::timeline::Timeline;
 use serde_json::{Value, json};
 
-/// The trace: one process per timeline, one thread per queue, one complete event per task, times in microseconds.
+/// The trace: one process per timeline, one thread per queue, one complete event per task, times in
+/// microseconds.
 pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
     let mut events = Vec::new();
     for (process, (name, timeline)) in timelines.iter().enumerate() {

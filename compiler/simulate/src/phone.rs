@@ -1,10 +1,12 @@
-//! Decoding on a phone, neuron by neuron (PowerInfer-2, §4): hot neurons on the unit for dense work, cold ones on the CPU's cores,
-//! those that memory lacks from disk. What is kept ([`Segmented`]) and who computes what next ([`neurons::simulate`]) is decided by the
-//! runtime's policies, how many neurons are hot by the bundle; how long things take is a model of the device file's tables.
+//! Decoding on a phone, neuron by neuron (PowerInfer-2, §4): hot neurons on the unit for dense work, cold
+//! ones on the CPU's cores, those that memory lacks from disk. What is kept ([`Segmented`]) and who computes
+//! what next ([`neurons::simulate`]) is decided by the runtime's policies, how many neurons are hot by the
+//! bundle; how long things take is a model of the device file's tables.
 //!
-//! Experts are those of recorded routing, with as many sequences side by side as are decoded together. A profile says how often
-//! a neuron is active, and not when: neurons are drawn by that, each token independently of the last, which reads more than tokens do
-//! that request much the same. A predictor is taken to name them, without error or cost.
+//! Experts are those of recorded routing, with as many sequences side by side as are decoded together. A
+//! profile says how often a neuron is active, and not when: neurons are drawn by that, each token
+//! independently of the last, which reads more than tokens do that request much the same. A predictor is
+//! taken to name them, without error or cost.
 
 use super::bundle::Request;
 use super::costs::Constant;
@@ -40,7 +42,8 @@ pub struct Simulated {
     pub hot: Vec<HotShare>,
     /// Part of the experts' neurons that memory holds.
     pub held: f64,
-    /// Neurons that were active, of routed experts, and of these those that were hot and those that were read.
+    /// Neurons that were active, of routed experts, and of these those that were hot and those that were
+    /// read.
     pub active: [u64; 3],
     /// Bytes that were read from disk.
     pub disk_bytes: f64,
@@ -62,11 +65,12 @@ impl Simulated {
     }
 }
 
-/// Simulates decoding with a bundle that knows hot neurons. `memory`: bytes that there are for experts; none: what the device file
-/// leaves a program.
+/// Simulates decoding with a bundle that knows hot neurons. `memory`: bytes that there are for experts; none:
+/// what the device file leaves a program.
 ///
 /// # Errors
-/// No profile with counts of neurons, or one of another model; a batch that nothing was decided for; a device without figures of its units.
+/// No profile with counts of neurons, or one of another model; a batch that nothing was decided for; a device
+/// without figures of its units.
 pub fn phone(
     bundle: &Bundle,
     hot: &[HotShare],
@@ -233,7 +237,8 @@ impl<'a> Scene<'a> {
         }
         let used: BTreeSet<u16> = chosen.iter().flatten().copied().collect();
         let rows = (batch * experts.k) as f64 / used.len().max(1) as f64;
-        // Hot neurons that memory lacks come while attention computes, and keep the rest waiting if they come late.
+        // Hot neurons that memory lacks come while attention computes, and keep the rest waiting if they come
+        // late.
         let (hot, held) = (self.held[at].hot, self.held[at].resident);
         let late = hot.saturating_sub(held) as f64 * experts.bytes * used.len() as f64;
         let come = self.now + late / experts.sequential(self.units) * 1e6;
@@ -269,8 +274,8 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Clusters of cold neurons with something to do: those in memory, and those that are read; and the bytes of all neurons that are
-    /// computed.
+    /// Clusters of cold neurons with something to do: those in memory, and those that are read; and the bytes
+    /// of all neurons that are computed.
     fn jobs(&mut self, at: usize, chosen: &[Vec<u16>], rows: f64) -> Result<(Vec<Job>, f64)> {
         let (experts, own) = (self.layers[at], &mut self.held[at]);
         let ns = |seconds: f64| Some((seconds * 1e9).round() as u64).filter(|&ns| ns > 0);
@@ -292,7 +297,7 @@ impl<'a> Scene<'a> {
             let there: Vec<bool> =
                 cold.iter().map(|&n| own.cache.holds(expert.into(), n, Part::Whole)).collect();
             let mut clusters: BTreeMap<(usize, bool), u32> = BTreeMap::new();
-            // What is there is used first, so that none is evicted that is still wanted.
+            // Neurons in memory are used first, so that none of them is evicted before its use.
             for pass in [true, false] {
                 for (&n, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
                     let found = own.cache.neuron(expert.into(), n, Part::Whole, |_| ()).map_err(wrong)?;
@@ -316,7 +321,7 @@ impl<'a> Scene<'a> {
 }
 
 impl ResidentNeurons {
-    /// The hottest cold neurons are there at the beginning.
+    /// The hottest cold neurons are in memory at the beginning.
     fn new(layer: &Experts, counts: &NeuronCounts, hot: usize, held: usize) -> Result<Self> {
         let shape = Shape {
             matrices: layer.count as u32,
@@ -345,7 +350,8 @@ impl ResidentNeurons {
     }
 }
 
-/// Names of the rows of a timeline, and how many cores compute: the slowest of three kinds or more do not (§4.3).
+/// Names of the rows of a timeline, and how many cores compute: the slowest of three kinds or more do not
+/// (§4.3).
 fn rows(units: &Units<'_>) -> (Vec<String>, usize) {
     let clusters = &units.cpu.clusters;
     let names = |of: &[moec_device::Cluster]| -> Vec<String> {

@@ -1,6 +1,7 @@
 //! The systems that are compared, as data: what runs where, in which shapes (NPUMoE, Table 2 and §5.8).
 //!
-//! What a system does with its experts is decided by the passes that decide for bundles: `tier`, `group`, `assign_residency`.
+//! What a system does with its experts is decided by the passes that decide for bundles: `tier`, `group`,
+//! `assign_residency`.
 
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
@@ -23,10 +24,10 @@ pub struct System {
     pub attention: Queue,
     /// Execution of experts.
     pub experts: ExpertExecution,
-    /// Whether decoding takes the cheaper unit by the device's tables, as pass `assign_residency` does; else it runs where
-    /// prompts do.
+    /// Whether decoding takes the cheaper unit by the device's tables, as pass `assign_residency` does; else
+    /// it runs where prompts do.
     pub decode_by_cost: bool,
-    /// What it is, for a legend: the paper or project, and what it does with experts.
+    /// Line of a legend: the paper or project, and what it does with experts.
     pub legend: &'static str,
     /// Source of this description.
     pub source: &'static str,
@@ -182,7 +183,8 @@ impl System {
         SYSTEMS.into_iter().chain(ABLATIONS).find(|s| s.name == name)
     }
 
-    /// Tables that the passes decide for its experts, one per layer that has some; none where experts are dynamic.
+    /// Tables that the passes decide for its experts, one per layer that has some; none where experts are
+    /// dynamic.
     ///
     /// # Errors
     /// An expert that fits into no graph; loads of other layers.

@@ -81,7 +81,7 @@ proptest! {
         let line = Timeline::of(tasks.clone(), queues(&DEVICE));
         check(&line);
         prop_assert_eq!(&line, &Timeline::of(tasks, queues(&DEVICE)));
-        // No unit idles while something is ready: some task starts when what it waited for is there.
+        // No unit idles while something is ready: some task starts when the task that it waited for ends.
         let ready = |t: &Task| t.after.iter().map(|&b| line.spans[b].end + line.tasks[b].lag_us).fold(0.0, f64::max);
         for (t, s) in line.tasks.iter().zip(&line.spans).filter(|(t, s)| s.start > ready(t)) {
             let before = line.tasks.iter().zip(&line.spans).filter(|(o, _)| o.queue == t.queue);
@@ -194,7 +194,7 @@ fn a_small_timeline() {
         let trace = perfetto::trace(&[("small", &out.timeline)]);
         insta::assert_snapshot!("simulate-small@perfetto", format!("{trace:#}"));
     });
-    // What is cold runs while the NPU computes.
+    // Cold neurons run while the NPU computes.
     let spans = |queue: Queue| {
         let of = move |t: &Task| t.what == What::Experts && t.queue == queue.of(&units());
         out.timeline.tasks.iter().zip(&out.timeline.spans).filter(move |(t, _)| of(t)).map(|(_, s)| *s)

@@ -1,19 +1,20 @@
 //! Random models whose routers choose experts in recorded proportions.
 //!
-//! Channel 0 of the residual stream is the same in every token: the embedding sets it, no layer writes to it, and
-//! no matrix but the routers' reads it. So the first number of a router's row acts as a bias, which the models do not
-//! have. The rest of the row is random, and its product with the other channels is what distinguishes tokens.
+//! Channel 0 of the residual stream is the same in every token: the embedding sets it, no layer writes to it,
+//! and no matrix but the routers' reads it. So the first number of a router's row acts as a bias, which the
+//! models do not have. The rest of the row is random, and its product with the other channels is what
+//! distinguishes tokens.
 //!
-//! Seen from a router, expert `e` has the logit `b_e + z_e` with `z_e` normal, and the `k` largest are chosen. The
-//! biases are fitted by Monte Carlo: from `b_e = Φ⁻¹(π_e)` on, each step adds `Φ⁻¹(π_e) − Φ⁻¹(p_e)` for the share
-//! `p_e` of tokens that the experts got and the share `π_e` that they should get.
+//! Seen from a router, expert `e` has the logit `b_e + z_e` with `z_e` normal, and the `k` largest are
+//! chosen. The biases are fitted by Monte Carlo: from `b_e = Φ⁻¹(π_e)` on, each step adds `Φ⁻¹(π_e) −
+//! Φ⁻¹(p_e)` for the share `p_e` of tokens that the experts got and the share `π_e` that they should get.
 //!
-//! Attention and experts change the residual stream by about [`CHANGE`] of what the embedding put there, so that the
-//! routing of one layer follows from that of the one before about as loosely as in trained models, and the
-//! proportions of the router's two parts are known in every layer.
+//! Attention and experts change the residual stream by about [`CHANGE`] of what the embedding put there, so
+//! that the routing of one layer follows from that of the one before about as loosely as in trained models,
+//! and the proportions of the router's two parts are known in every layer.
 //!
-//! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0 as is requested
-//! ([`super::sparse`]).
+//! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0
+//! as is requested ([`super::sparse`]).
 
 use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
 use super::{GRID, Numbers, fnv, probit, sparse};
@@ -39,8 +40,8 @@ pub struct Popularity {
 }
 
 impl Popularity {
-    /// Reads lines `model,domain,layer,expert,count` and adds up the domains. Without a name, the file must hold
-    /// the counts of one model only.
+    /// Reads lines `model,domain,layer,expert,count` and adds up the domains. Without a name, the file must
+    /// hold the counts of one model only.
     ///
     /// # Errors
     /// An invalid line, a model that is not there, or several to choose from.
@@ -83,8 +84,8 @@ impl Popularity {
         Ok(Self { layers })
     }
 
-    /// Counts for layer `layer` of `layers`, in a model that has `depth` when it is not cut: those of the recorded
-    /// layer that is nearest at the same depth.
+    /// Counts for layer `layer` of `layers`, in a model that has `depth` when it is not cut: those of the
+    /// recorded layer that is nearest at the same depth.
     pub fn at(&self, layer: usize, layers: usize, depth: usize) -> &[f64] {
         let whole = depth.saturating_sub(1) as f64;
         let place = layer as f64 * whole / layers.saturating_sub(1).max(1) as f64;
@@ -99,9 +100,9 @@ pub(super) fn refused(why: &str) -> Error {
     Error::usage(why).hint("`--popularity` works for olmoe and qwen3-30b-a3b")
 }
 
-/// Changes the tensors of a model so that its routers choose in the recorded proportions. `depth` is the number of
-/// layers that the model has when it is not cut. `zeros`: the share of a token's neurons that ReLU leaves at 0; `None`: gates
-/// are SiLU.
+/// Changes the tensors of a model so that its routers choose in the recorded proportions. `depth` is the
+/// number of layers that the model has when it is not cut. `zeros`: the share of a token's neurons that ReLU
+/// leaves at 0; `None`: gates are SiLU.
 pub(super) fn skew(
     shape: &Shape,
     depth: usize,
@@ -225,8 +226,9 @@ fn each_token(biases: &[f64], k: usize, see: &mut dyn FnMut(&Chosen)) {
     }
 }
 
-/// Root of the mean sum of squares of a token's routing weights. `std` turns what biases are counted in into logits.
-/// Experts that are not chosen have their part in the softmax, unless the weights are made to add up to one.
+/// Root of the mean sum of squares of a token's routing weights. `std` turns what biases are counted in into
+/// logits. Experts that are not chosen have their part in the softmax, unless the weights are made to add up
+/// to one.
 fn weights(biases: &[f64], std: f64, k: usize, renorm: bool) -> f64 {
     // The mean of a log-normal variable, of every expert.
     let all: f64 = biases.iter().map(|b| (std * b + std * std / 2.0).exp()).sum();

@@ -14,7 +14,8 @@ pub enum Like {
     Qwen3_30bA3b,
     /// Phi-tiny-MoE: 3.8 billion parameters, 32 layers, 16 experts, 2 per token
     PhiTiny,
-    /// Qwen3.6-35B-A3B, which has the shapes of Qwen3.5's: 34.7 billion parameters, 40 layers, 256 experts, 8 per token
+    /// Qwen3.6-35B-A3B, which has the shapes of Qwen3.5's: 34.7 billion parameters, 40 layers, 256 experts, 8
+    /// per token
     #[value(name = "qwen3.6-35b-a3b")]
     Qwen3_6_35bA3b,
     /// Qwen3-Next-80B-A3B: 79.7 billion parameters, 48 layers, 512 experts, 10 per token
@@ -45,8 +46,8 @@ pub struct Cut {
 pub struct Popular<'a> {
     /// Number of tokens that choose each expert.
     pub popularity: &'a Popularity,
-    /// Share of the neurons of the experts that a token chooses which are 0 for it: gates are ReLU. `None`: gates are what they
-    /// are in the model.
+    /// Share of the neurons of the experts that a token chooses which are 0 for it: gates are ReLU. `None`:
+    /// gates are what they are in the model.
     pub zeros: Option<f64>,
 }
 
@@ -196,8 +197,9 @@ impl Like {
         })
     }
 
-    /// `config.json` of the others, as published, and the ends of names that say how experts are stored. Sizes are the defaults of
-    /// transformers 5.24, which are those of these models, and, of gpt-oss-20b and Nemotron 3, those of their model cards.
+    /// `config.json` of the others, as published, and the ends of names that say how experts are stored.
+    /// Sizes are the defaults of transformers 5.24, which are those of these models, and, of gpt-oss-20b and
+    /// Nemotron 3, those of their model cards.
     fn published(self) -> (Value, &'static [&'static str]) {
         const STACKED: &[&str] = &["experts.gate_up_proj"];
         let delta = json!({
@@ -346,7 +348,8 @@ pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<
     Ok(moec_import::tensors_of(map, there)?.into_iter().map(of).collect())
 }
 
-/// Distribution of a tensor's numbers: decays and steps of recurrences as Mamba draws them at first (rates of 1 to 16, steps of 0.001 to 0.1).
+/// Distribution of a tensor's numbers: decays and steps of recurrences as Mamba draws them at first (rates of
+/// 1 to 16, steps of 0.001 to 0.1).
 fn draw(name: &str) -> Draw {
     let short = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
     match short {

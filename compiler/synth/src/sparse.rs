@@ -1,10 +1,11 @@
 //! Gates that leave zeros.
 //!
-//! With the first number of its row a gate reads the channel that is the same in every token: `relu(b + z)` with `z` normal is
-//! more than 0 for a share `Φ(b)` of the tokens. Some neurons are requested much more often than others, as in trained models: the
-//! frequency of a neuron falls with its rank to the power of [`FALL`] (as the synthetic activations of `docs/neuron-cache.md`),
-//! and who has which rank is drawn anew for every expert. Tokens that follow each other request no more of the same neurons
-//! than these frequencies make them.
+//! With the first number of its row a gate reads the channel that is the same in every token: `relu(b + z)`
+//! with `z` normal is more than 0 for a share `Φ(b)` of the tokens. Some neurons are requested much more
+//! often than others, as in trained models: the frequency of a neuron falls with its rank to the power of
+//! [`FALL`] (as the synthetic activations of `docs/neuron-cache.md`), and the ranks are drawn anew
+//! for every expert. Tokens that follow each other request no more of the same neurons than these frequencies
+//! make them.
 
 use super::GRID;
 use super::{Numbers, probit};
@@ -14,8 +15,8 @@ const FALL: f64 = 0.6;
 /// The most often that a neuron is active.
 const MOST: f64 = 0.999;
 
-/// Biases of a gate's rows, in standard deviations of their random part, so that `zeros` of `count` neurons are 0 in the mean:
-/// the most frequent neuron first.
+/// Biases of a gate's rows, in standard deviations of their random part, so that `zeros` of `count` neurons
+/// are 0 in the mean: the most frequent neuron first.
 pub(super) fn biases(zeros: f64, count: usize) -> Vec<f64> {
     let often = |top: f64, rank: usize| (top * (rank as f64 + 1.0).powf(-FALL)).min(MOST);
     let mean = |top: f64| (0..count).map(|r| often(top, r)).sum::<f64>() / count.max(1) as f64;
@@ -37,7 +38,8 @@ pub(super) fn shuffled(biases: &[f64], seed: u64) -> Vec<f64> {
     own
 }
 
-/// Mean sum of squares of `relu(g) · u` over neurons with these biases, for `g` and `u` of standard deviation `std`.
+/// Mean sum of squares of `relu(g) · u` over neurons with these biases, for `g` and `u` of standard deviation
+/// `std`.
 pub(super) fn power(biases: &[f64], std: f64) -> f64 {
     let normal: Vec<f64> = (0..GRID).map(|i| probit((f64::from(i) + 0.5) / f64::from(GRID))).collect();
     let square = |b: &f64| normal.iter().map(|z| (b + z).max(0.0).powi(2)).sum::<f64>() / f64::from(GRID);

@@ -1,7 +1,7 @@
 //! The backends, one row each, and the devices that they compile for.
 //!
-//! What a backend does is after [`Backend`]: nothing else in the compiler knows one by name, the CPU's aside, whose
-//! kernels, packed weights and object code every bundle has.
+//! What a backend does is after [`Backend`]: nothing else in the compiler knows one by name, the CPU's aside,
+//! whose kernels, packed weights and object code every bundle has.
 
 use moec_backend::{Backend, Bench, CommandStreams, GpuKernels, Runner, StaticGraphs};
 use moec_base::error::{Error, Result};
@@ -82,7 +82,8 @@ pub fn attached(backend: &str, unit: &str) -> Option<Result<Executor>> {
     Some(found.map_err(Error::from))
 }
 
-/// Units of a device beside the CPU that this machine does not have, each with the reason: a run emulates them.
+/// Units of a device beside the CPU that this machine does not have, each with the reason: a run emulates
+/// them.
 ///
 /// # Errors
 /// A unit of an unknown backend.

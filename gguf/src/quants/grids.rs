@@ -1,10 +1,10 @@
 //! The grids of the i-quants: points of four or eight numbers.
 //!
-//! They are those of ggml: `iq1s_grid`, `iq2xxs_grid`, `iq2xs_grid`, `iq2s_grid`, `iq3xxs_grid` and `iq3s_grid` (MIT,
-//! `gguf/LICENSE-ggml`). `tests/samples/grids.py` writes this file.
+//! They are those of ggml: `iq1s_grid`, `iq2xxs_grid`, `iq2xs_grid`, `iq2s_grid`, `iq3xxs_grid` and
+//! `iq3s_grid` (MIT, `gguf/LICENSE-ggml`). `tests/samples/grids.py` writes this file.
 
-/// The points whose bits are set, of all whose numbers are `levels`, in the order of the numbers whose digits they are, the first the
-/// lowest. A digit of `bits` has four, the first the lowest.
+/// The points whose bits are set, of all whose numbers are `levels`, in the order of the numbers whose digits
+/// they are, the first the lowest. A digit of `bits` has four, the first the lowest.
 const fn grid<const L: usize, const D: usize, const N: usize>(levels: [u8; L], bits: &[u8]) -> [[u8; D]; N] {
     let mut points = [[0; D]; N];
     let (mut at, mut n) = (0, 0);

@@ -1,7 +1,8 @@
-//! Blocks of the i-quants: codes are indices of a table of numbers (IQ4), or of a grid of points of four or eight numbers.
+//! Blocks of the i-quants: codes are indices of a table of numbers (IQ4), or of a grid of points of four or
+//! eight numbers.
 //!
-//! Points of IQ2 and IQ3 are magnitudes; eight numbers have a byte of signs. Some types store seven bits of it, as the number of minus
-//! signs is even.
+//! Points of IQ2 and IQ3 are magnitudes; eight numbers have a byte of signs. Some types store seven bits of
+//! it, as the number of minus signs is even.
 
 use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 use super::{SMALL, SUPER, blocks, half, nibble, nibbles, word};
@@ -18,8 +19,8 @@ pub fn iq4_nl(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// A number of 16 bits, eight pairs of high bits of scales, their eight low nibbles, 128 bytes: `d · (scale − 32) · number`, by
-/// groups of 32, each laid out as a block of [`iq4_nl`].
+/// A number of 16 bits, eight pairs of high bits of scales, their eight low nibbles, 128 bytes: `d · (scale
+/// − 32) · number`, by groups of 32, each laid out as a block of [`iq4_nl`].
 pub fn iq4_xs(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 136], out: &mut [f32; SUPER]| {
         let (d, high) = (half(block, 0), word(block, 2));
@@ -54,13 +55,15 @@ fn even_signs(bits: u32) -> u8 {
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
-/// Signs of eight number `e` and the scale of its group of 32, of four bytes at a place: four times seven bits, and four.
+/// Signs of eight number `e` and the scale of its group of 32, of four bytes at a place: four times seven
+/// bits, and four.
 fn signs_and_scale(block: &[u8], at: usize, e: usize) -> (u8, f32) {
     let bits = u32::from(word(block, at)) | u32::from(word(block, at + 2)) << 16;
     (even_signs(bits >> (e % 4 * 7)), f32::from((bits >> 28) as u8))
 }
 
-/// A number of 16 bits, and for each group of 32 four indices and four bytes of signs and scale: `d · (½ + scale) · ¼`.
+/// A number of 16 bits, and for each group of 32 four indices and four bytes of signs and scale: `d · (½ +
+/// scale) · ¼`.
 pub fn iq2_xxs(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 66], out| {
         let d = half(block, 0);
@@ -72,7 +75,8 @@ pub fn iq2_xxs(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// A number of 16 bits, 32 words of nine bits of index and seven of signs, nibbles of scales, by groups of 16: `d · (½ + scale) · ¼`.
+/// A number of 16 bits, 32 words of nine bits of index and seven of signs, nibbles of scales, by groups of
+/// 16: `d · (½ + scale) · ¼`.
 pub fn iq2_xs(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 74], out| {
         let d = half(block, 0);
@@ -84,7 +88,8 @@ pub fn iq2_xs(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// A number of 16 bits, 32 low bytes of indices, 32 bytes of signs, 32 pairs of high bits of indices, nibbles of scales as in [`iq2_xs`].
+/// A number of 16 bits, 32 low bytes of indices, 32 bytes of signs, 32 pairs of high bits of indices, nibbles
+/// of scales as in [`iq2_xs`].
 pub fn iq2_s(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 82], out| {
         let d = half(block, 0);
@@ -96,7 +101,8 @@ pub fn iq2_s(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// A number of 16 bits, 64 indices, and for each group of 32 four bytes of signs and scale: `d · (½ + scale) · ½`.
+/// A number of 16 bits, 64 indices, and for each group of 32 four bytes of signs and scale: `d · (½ + scale)
+/// · ½`.
 pub fn iq3_xxs(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 98], out| {
         let d = half(block, 0);
@@ -108,8 +114,8 @@ pub fn iq3_xxs(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// A number of 16 bits, 64 low bytes of indices, their 64 high bits, 32 bytes of signs, nibbles of scales, by groups of 32:
-/// `d · (1 + 2 · scale)`.
+/// A number of 16 bits, 64 low bytes of indices, their 64 high bits, 32 bytes of signs, nibbles of scales, by
+/// groups of 32: `d · (1 + 2 · scale)`.
 pub fn iq3_s(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 110], out| {
         let d = half(block, 0);
@@ -127,7 +133,8 @@ fn index(low: u8, high: u8) -> usize {
     usize::from(low) | usize::from(high) << 8
 }
 
-/// Decodes a super-block of IQ1 by eights of a scale, an index, and the sign of a shift: `scale · (number ± ⅛)`.
+/// Decodes a super-block of IQ1 by eights of a scale, an index, and the sign of a shift: `scale · (number ±
+/// ⅛)`.
 fn decode_iq1(out: &mut [f32; SUPER], eight: impl Fn(usize) -> (f32, usize, bool)) {
     for (e, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let (scale, index, down) = eight(e);
@@ -138,8 +145,8 @@ fn decode_iq1(out: &mut [f32; SUPER], eight: impl Fn(usize) -> (f32, usize, bool
     }
 }
 
-/// A number of 16 bits, 32 low bytes of indices, and for each group of 32 a word: four times three high bits of indices, three of the
-/// scale, `d · (2 · scale + 1)`, and the sign of the shift.
+/// A number of 16 bits, 32 low bytes of indices, and for each group of 32 a word: four times three high bits
+/// of indices, three of the scale, `d · (2 · scale + 1)`, and the sign of the shift.
 pub fn iq1_s(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 50], out| {
         let d = half(block, 0);
@@ -151,8 +158,9 @@ pub fn iq1_s(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// 32 low bytes of indices, as many nibbles of three high bits and the sign of the shift, and four words: their highest nibbles are a
-/// number of 16 bits, the rest scales of three bits as in [`iq1_s`], by groups of 16.
+/// 32 low bytes of indices, as many nibbles of three high bits and the sign of the shift, and four words:
+/// their highest nibbles are a number of 16 bits, the rest scales of three bits as in [`iq1_s`], by groups
+/// of 16.
 pub fn iq1_m(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 56], out| {
         let words: [u16; 4] = std::array::from_fn(|i| word(block, 48 + 2 * i));

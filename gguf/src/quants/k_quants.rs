@@ -16,10 +16,10 @@ pub fn q2_k(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// 32 bytes of third bits, 64 of codes of 2 bits, 12 with scales of 6 bits, a number of 16 bits: `d · (scale − 32) · (code − 4)`,
-/// by groups of 16. Bit `r` of byte `i` of the third bits is that of number `i` of run `r` of 32. Of the scales, 8 bytes have
-/// the low nibbles of the first eight groups in their low nibbles and those of the others in their high ones, and 4 bytes have
-/// the high bits of four runs of four.
+/// 32 bytes of third bits, 64 of codes of 2 bits, 12 with scales of 6 bits, a number of 16 bits: `d · (scale
+/// − 32) · (code − 4)`, by groups of 16. Bit `r` of byte `i` of the third bits is that of number `i` of run
+/// `r` of 32. Of the scales, 8 bytes have the low nibbles of the first eight groups in their low nibbles and
+/// those of the others in their high ones, and 4 bytes have the high bits of four runs of four.
 pub fn q3_k(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 110], out: &mut [f32; SUPER]| {
         let (third, rest) = block.split_at(32);
@@ -47,15 +47,16 @@ fn scales(packed: &[u8]) -> [(f32, f32); 8] {
     })
 }
 
-/// Two numbers of 16 bits, 12 bytes of scales and minima, 128 bytes: `d · scale · code − dmin · min`, by groups of 32. A run of
-/// 32 bytes has one group in the low nibbles and the next in the high ones.
+/// Two numbers of 16 bits, 12 bytes of scales and minima, 128 bytes: `d · scale · code − dmin · min`, by
+/// groups of 32. A run of 32 bytes has one group in the low nibbles and the next in the high ones.
 pub fn q4_k(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 144], out| {
         with_minima(block, &block[16..], out, |_, _| 0);
     });
 }
 
-/// As [`q4_k`], with 32 bytes of fifth bits before the codes: bit `g` of byte `i` is that of number `i` of group `g`.
+/// As [`q4_k`], with 32 bytes of fifth bits before the codes: bit `g` of byte `i` is that of number `i` of
+/// group `g`.
 pub fn q5_k(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 176], out| {
         with_minima(block, &block[48..], out, |group, i| (block[16 + i] >> group & 1) << 4);
@@ -74,9 +75,9 @@ fn with_minima(block: &[u8], codes: &[u8], out: &mut [f32; SUPER], high: impl Fn
     }
 }
 
-/// 128 bytes of low nibbles, 64 of pairs of high bits, 16 signed scales, and a number of 16 bits: `d · scale · (code − 32)`, by
-/// groups of 16. Of each half of 128 numbers, 64 bytes have the first 64 in their low nibbles and the others in the high ones,
-/// and 32 bytes have the high bits of four runs of 32.
+/// 128 bytes of low nibbles, 64 of pairs of high bits, 16 signed scales, and a number of 16 bits: `d · scale
+/// · (code − 32)`, by groups of 16. Of each half of 128 numbers, 64 bytes have the first 64 in their low
+/// nibbles and the others in the high ones, and 32 bytes have the high bits of four runs of 32.
 pub fn q6_k(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 210], out: &mut [f32; SUPER]| {
         let (low, rest) = block.split_at(128);

@@ -1,10 +1,10 @@
-//! Decoding of blocks to `f32`, in the order of operations of ggml's own `dequantize_row` functions, so that results are equal
-//! to the bit.
+//! Decoding of blocks to `f32`, in the order of operations of ggml's own `dequantize_row` functions, so that
+//! results are equal to the bit.
 //!
-//! A block of a simple type is a scale of 16 bits, in some types a minimum, and codes of 4, 5 or 8 bits; those of 4 bits have
-//! the first half of the block in the low nibbles and the second in the high ones. A super-block has 256 numbers in groups with
-//! small integer scales, which are themselves scaled by one or two numbers of 16 bits: [`k_quants`], [`i_quants`]. Codes of
-//! [`ternary`] types have three values.
+//! A block of a simple type is a scale of 16 bits, in some types a minimum, and codes of 4, 5 or 8 bits;
+//! those of 4 bits have the first half of the block in the low nibbles and the second in the high ones. A
+//! super-block has 256 numbers in groups with small integer scales, which are themselves scaled by one or two
+//! numbers of 16 bits: [`k_quants`], [`i_quants`]. Codes of [`ternary`] types have three values.
 //!
 //! Numbers of 16 bits are scales as they stand, infinite ones and NaN too.
 
@@ -145,8 +145,8 @@ pub fn q8_0(stored: &[u8], from: usize, out: &mut [f32]) {
 /// Twice the numbers of E2M1 (OCP Microscaling Formats 1.0), by their codes. There is no −0.
 const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// An E8M0 scale and 16 bytes of E2M1 numbers, taken twice as large by ggml, and the scale half as large. A scale of 255, which
-/// the specification calls not a number, is 2^127 here as it is there.
+/// An E8M0 scale and 16 bytes of E2M1 numbers, taken twice as large by ggml, and the scale half as large. A
+/// scale of 255, which the specification calls not a number, is 2^127 here as it is there.
 pub fn mxfp4(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 17], out: &mut [f32; SMALL]| {
         let d = match block[0] {

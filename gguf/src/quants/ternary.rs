@@ -2,8 +2,9 @@
 
 use super::{SUPER, blocks, half, pair};
 
-/// Bytes of five codes each, as fractions of 256 in base 3: the highest digit of 3ⁿ times the byte is code `n`. 32 bytes have five
-/// runs of 32 numbers, 16 bytes five runs of 16, and 4 bytes four runs of 4. Then a number of 16 bits.
+/// Bytes of five codes each, as fractions of 256 in base 3: the highest digit of 3ⁿ times the byte is code
+/// `n`. 32 bytes have five runs of 32 numbers, 16 bytes five runs of 16, and 4 bytes four runs of 4. Then a
+/// number of 16 bits.
 pub fn tq1_0(stored: &[u8], from: usize, out: &mut [f32]) {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     blocks(stored, from, out, |block: &[u8; 54], out: &mut [f32; SUPER]| {

@@ -1,4 +1,4 @@
-//! Headers that lie, one mistake each: what is said of it.
+//! Malformed headers, one mistake each, and their errors.
 
 use super::builder::*;
 use moec_gguf::types::TYPES;

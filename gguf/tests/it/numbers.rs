@@ -11,8 +11,8 @@ fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/samples")
 }
 
-/// Decodes the blocks of every type in a file and compares the numbers with the file's own, bit for bit. What is not a number in one is
-/// none in the other: its bits depend on the CPU. Returns the names of types with infinite numbers or NaN.
+/// Decodes the blocks of every type in a file and compares the numbers with the file's own, bit for bit. NaN
+/// matches any NaN: its bits depend on the CPU. Returns the names of types with infinite numbers or NaN.
 fn compare(file: &[u8]) -> Vec<&'static str> {
     let header = Header::read(file).unwrap();
     let find = |name: &str| header.tensors().iter().find(|t| t.name == name).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever the bytes are: no panic, and what is read lies in the file.
+//! For any bytes: no panic, and every result is inside the file.
 
 use super::builder::*;
 use moec_gguf::Header;

@@ -24,7 +24,7 @@ pub struct Evaluator<'a> {
     keep: bool,
     weights: HashMap<WeightId, Rc<Tensor>>,
     states: Vec<Option<Tensor>>,
-    /// Tokens of the prompt that a run of calls reads, 0 where a call stands alone.
+    /// Tokens of the prompt that a run of calls reads, 0 for a single call.
     prompt: usize,
     /// Context that [`op_in`] gets.
     sequence: usize,
@@ -76,7 +76,7 @@ impl<'a> Evaluator<'a> {
         Ok(slot.get_or_insert_with(|| Tensor::zeros(module.state(id).ty.clone())))
     }
 
-    /// Those of the states that fold tokens together, as they are.
+    /// Copies of the states that fold tokens together.
     fn folded(&self) -> Vec<(usize, Option<Tensor>)> {
         let all = self.module.states.iter().zip(&self.states).enumerate();
         all.filter(|(_, (decl, _))| decl.kind.needs_snapshots()).map(|(s, (_, t))| (s, t.clone())).collect()
@@ -253,8 +253,8 @@ impl<'a> Evaluator<'a> {
         results
     }
 
-    /// Logits `f32[len, vocab]` of one sequence in slot 0, from an empty cache on. Takes the largest prefill
-    /// entry chunk by chunk, or, where there is none, the smallest decode entry token by token.
+    /// Logits `f32[len, vocab]` of one sequence in slot 0, starting from an empty cache. Takes the largest
+    /// prefill entry chunk by chunk, or, if there is none, the smallest decode entry token by token.
     ///
     /// # Errors
     /// A module without entries, a sequence that is empty or longer than the context, or an id out of range.
@@ -312,8 +312,8 @@ impl<'a> Evaluator<'a> {
                     i32::try_from(id).map_err(|_| EvalError::Call(format!("id {id} is out of range")))?;
                 pos[i] = (first + i) as i32;
             }
-            // Fewer output rows than tokens: the chunk runs again, which writes the same cache rows again, from what states
-            // that fold tokens together were before it.
+            // Fewer output rows than tokens: the chunk runs again, which writes the same cache rows again,
+            // from what states that fold tokens together were before it.
             let before = (part.len() > wanted).then(|| self.folded());
             for block in (0..part.len()).step_by(wanted) {
                 if let Some(before) = before.as_ref().filter(|_| block > 0) {
@@ -336,7 +336,7 @@ impl<'a> Evaluator<'a> {
 /// Contents of a value during a run.
 #[derive(Default)]
 enum Slot {
-    /// Nothing yet, or nothing any more.
+    /// Not computed yet, or dropped already.
     #[default]
     Empty,
     Tensor(Tensor),

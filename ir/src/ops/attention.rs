@@ -20,8 +20,8 @@ attributes! {
         pub scale: f32,
         /// Sliding window in tokens, the query's own included.
         pub window: Option<usize>,
-        /// Whether the window does not slide: positions are cut into chunks of `window` tokens, and a row sees those of its own chunk
-        /// (Llama 4).
+        /// Whether the window does not slide: positions are cut into chunks of `window` tokens, and a row
+        /// sees those of its own chunk (Llama 4).
         pub chunked: bool,
         /// One extra softmax column per head that is dropped after normalisation (gpt-oss).
         pub sinks: bool,
@@ -90,7 +90,7 @@ impl Operator for AttentionDesc {
                 out.extend(std::iter::repeat_n(0.0, d.heads * d.v_dim));
                 continue;
             }
-            // What a state of `ctx` rows holds of the positions up to the last: all of them, or its window.
+            // Positions that a state of `ctx` rows holds, up to the last: all of them, or its window.
             let held = if d.window.is_some_and(|w| w <= ctx) { usize::MAX } else { ctx };
             let last = a.index("position", pos[t], held)?;
             let slot = a.index("slot", slot[t], slots)?;

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The slot of each row with a position, which must be one of `slots`; `None` for padding. Positions and slots are the last operands.
+/// The slot of each row with a position, which must be one of `slots`; `None` for padding. Positions and
+/// slots are the last operands.
 pub(super) fn slots_of(a: &Args<'_>, slots: usize) -> Result<Vec<Option<usize>>, EvalError> {
     let last = a.list.len().saturating_sub(1);
     let rows = a.i32(last.saturating_sub(1))?.iter().zip(a.i32(last)?);

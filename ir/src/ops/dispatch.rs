@@ -3,7 +3,8 @@
 use super::*;
 use std::cmp::Reverse;
 
-/// Id that a router kernel writes in place of an expert where too few scores are numbers. No dispatch takes it.
+/// Id that a router kernel writes in place of an expert where too few scores are numbers. No dispatch takes
+/// it.
 pub const NO_EXPERT: i32 = i32::MAX;
 
 /// The layout of the dispatch table: i32 words that [`Op::Dispatch`] writes and the expert kernels read.
@@ -59,7 +60,7 @@ impl DispatchLayout {
     }
 }
 
-/// Slots of a dispatch table of this many words, for so many rows and experts.
+/// Slots of a dispatch table of this many words, for this many rows and experts.
 pub(super) fn slots_for(
     o: &Operands<'_>,
     words: usize,
@@ -74,8 +75,8 @@ pub(super) fn slots_for(
     })
 }
 
-/// Calls `each` with every slot that an active expert has, in order: expert, slot, and token row. `experts` and `rows` are how
-/// many there are.
+/// Calls `each` with every slot that an active expert has, in order: expert, slot, and token row. `experts`
+/// and `rows` are how many there are.
 pub(super) fn for_each_slot(
     a: &Args<'_>,
     (rows, slots, experts): (usize, usize, usize),

@@ -10,19 +10,21 @@ pub enum Glu {
     Gated(Activation),
     /// `relu(g) · relu(u)`: dReLU (arXiv 2406.05955, eq. 2).
     DRelu,
-    /// `fatrelu(g) · u`, where `fatrelu(g)` is 0 if `g < threshold`, else `g`: FATReLU (Kurtz et al., ICML 2020; ProSparse,
-    /// arXiv 2402.13516, section 3.3).
+    /// `fatrelu(g) · u`, where `fatrelu(g)` is 0 if `g < threshold`, else `g`: FATReLU (Kurtz et al., ICML
+    /// 2020; ProSparse, arXiv 2402.13516, section 3.3).
     FatRelu {
         /// Magnitude below which a gate becomes 0.
         threshold: f32,
     },
-    /// `cats(g) · u`, where `cats(g)` is 0 if `|silu(g)| < threshold`, else `silu(g)`: a SwiGLU whose smallest activations are left
-    /// out (CATS, arXiv 2404.08763). An approximation of [`Glu::Gated`] of [`Activation::Silu`].
+    /// `cats(g) · u`, where `cats(g)` is 0 if `|silu(g)| < threshold`, else `silu(g)`: a SwiGLU whose
+    /// smallest activations are left out (CATS, arXiv 2404.08763). An approximation of [`Glu::Gated`] of
+    /// [`Activation::Silu`].
     Cats {
         /// Magnitudes below it become 0.
         threshold: f32,
     },
-    /// `min(silu(g), limit) · clamp(u, ±limit)`: a SwiGLU whose factors are bounded after the activation (Step-3.5).
+    /// `min(silu(g), limit) · clamp(u, ±limit)`: a SwiGLU whose factors are bounded after the activation
+    /// (Step-3.5).
     Limited {
         /// Bound of both factors.
         limit: f32,
@@ -49,13 +51,14 @@ impl Glu {
         !matches!(self, Self::Ungated(_))
     }
 
-    /// Whether the gate alone makes the result exactly 0 for some of its values, so that up and down of such a neuron need not be
-    /// read: what [`Op::NeuronFfn`] takes (PowerInfer-2, §2.2).
+    /// Whether the gate alone makes the result exactly 0 for some of its values. Up and down of the neuron
+    /// need not be read then, as [`Op::NeuronFfn`] requires (PowerInfer-2, §2.2).
     pub const fn skips(self) -> bool {
         self.skips_below() || matches!(self, Self::Cats { .. })
     }
 
-    /// Whether the result is 0 wherever the gate is low enough: an upper bound of the gate then tells which neurons are inactive.
+    /// Whether the result is 0 wherever the gate is low enough: an upper bound of the gate then tells which
+    /// neurons are inactive.
     pub const fn skips_below(self) -> bool {
         matches!(self, Self::Gated(Activation::Relu) | Self::DRelu | Self::FatRelu { .. })
     }

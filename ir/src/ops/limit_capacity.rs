@@ -38,7 +38,7 @@ impl Operator for LimitCapacityDesc {
             members[a.index("expert", id, self.capacities.len())?].push(pair);
         }
         for ((e, mut pairs), &capacity) in members.into_iter().enumerate().zip(&self.capacities) {
-            // Stable: of equal norms the lowest row stays. What is no number counts as the highest.
+            // Stable: of equal norms the lowest row stays. NaN counts as the highest.
             pairs.sort_by(|&a, &b| {
                 let (a, b) = (norm(a / k), norm(b / k));
                 b.partial_cmp(&a).unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))

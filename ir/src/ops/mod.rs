@@ -4,10 +4,12 @@
 //! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
 //! it writes no cache, attends to nothing, and what it computes is never read.
 //!
-//! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
-//! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
+//! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this
+//! folder with its `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived
+//! from the row.
 
-/// A struct of attributes, each written and read under its field's name. `as "word"`: and a value itself, as a word with arguments.
+/// A struct of attributes, each written and read under its field's name. `as "word"`: and a value itself, as
+/// a word with arguments.
 macro_rules! attributes {
     ($(#[$meta:meta])* $vis:vis struct $T:ident as $word:literal { $($body:tt)* }) => {
         attributes! { $(#[$meta])* $vis struct $T { $($body)* } }
@@ -70,9 +72,9 @@ macro_rules! words {
 
 pub(crate) use {attributes, words};
 
-/// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the attributes that it has in
-/// braces, with the variant's name. `declare` is its item, `name` its path, `take` makes it of the variant's fields, and `give`
-/// makes the variant of it.
+/// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the
+/// attributes that it has in braces, with the variant's name. `declare` is its item, `name` its path, `take`
+/// makes it of the variant's fields, and `give` makes the variant of it.
 macro_rules! attributes_of {
     (declare $Variant:ident ($Desc:ident)) => {};
     (declare $Variant:ident $({ $($field:ident: $ty:ty,)* })?) => {
@@ -89,8 +91,9 @@ macro_rules! attributes_of {
     }};
 }
 
-/// Defines [`Op`] with a variant for each row, [`Op::read`], and `each!(op, it => answer)`, where `it` is the [`Operator`] of `op`.
-/// A row has its attributes in braces, all of them `Copy`, or a struct of them in parentheses. `$d` is a dollar sign.
+/// Defines [`Op`] with a variant for each row, [`Op::read`], and `each!(op, it => answer)`, where `it` is the
+/// [`Operator`] of `op`. A row has its attributes in braces, all of them `Copy`, or a struct of them in
+/// parentheses. `$d` is a dollar sign.
 macro_rules! operators {
     (($d:tt) $(#[$meta:meta])* pub enum Op { $(
         $(#[$doc:meta])*
@@ -180,7 +183,7 @@ type Evaluated = Result<Vec<Data>, EvalError>;
 pub(crate) trait Attributes: Sized {
     /// Writes them.
     fn write(&self, w: &mut Writer);
-    /// Those of the operator of this name, if it has them.
+    /// Reads the attributes of the operator with this name, if it has them.
     fn read(name: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>>;
 }
 
@@ -224,8 +227,8 @@ pub(crate) trait Operator: Attributes {
     /// Result types. There are as many operands as the signature has, and none is empty.
     fn infer(&self, o: &Operands<'_>) -> Inferred;
 
-    /// Results for operands of types that [`Self::infer`] took. An operator with an [`Effect`] has the state in [`Args::state`]; its
-    /// operands are those after it, and a result that is the state is left out.
+    /// Results for operands of types that [`Self::infer`] took. An operator with an [`Effect`] has the state
+    /// in [`Args::state`]; its operands are those after it, and a result that is the state is left out.
     fn eval(&self, a: &Args<'_>) -> Evaluated;
 }
 
@@ -267,9 +270,9 @@ operators! { ($)
             /// Number of heads.
             heads: usize,
         },
-        /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
-        /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
-        /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
+        /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of `pos ·
+        /// inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor hold
+        /// for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
         /// with the prompt that is being read: rows of a prompt switch together, as in the reference.
         RopeAngles {
             /// Attention factor on cosine and sine (YaRN, LongRoPE).
@@ -289,46 +292,49 @@ operators! { ($)
         /// `$state[slots, heads, ctx, dim], x[T, heads·dim], pos i32[T], slot i32[T] → state`: rows with a
         /// position ≥ 0 are stored at (slot, ·, pos mod ctx, ·). The result is the updated state, in place.
         CacheWrite,
-        /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T, heads·v_dim]`
+        /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T,
+        /// heads·v_dim]`
         ///
-        /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set, or those of its chunk. Position
-        /// `p` is row `p mod ctx` of the state.
+        /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set, or
+        /// those of its chunk. Position `p` is row `p mod ctx` of the state.
         Attention(desc: AttentionDesc),
-        /// `$state[slots, 1, K − 1, C], x[T, C], @w[K, C], @bias[C]?, pos i32[T], slot i32[T] → f32[T, C]`: each channel's own
-        /// convolution over the row and the K − 1 rows of its sequence before it, `Σⱼ w[j, c] · x[t − K + 1 + j, c] + bias[c]`;
-        /// what came before the first is the state's, zeros where a sequence begins. Rows follow each other within a sequence; the
-        /// last K − 1 become the state (Gu and Dao, *Mamba*, section 3.4).
+        /// `$state[slots, 1, K − 1, C], x[T, C], @w[K, C], @bias[C]?, pos i32[T], slot i32[T] → f32[T, C]`:
+        /// each channel's own convolution over the row and the K − 1 rows of its sequence before it, `Σⱼ w[j,
+        /// c] · x[t − K + 1 + j, c] + bias[c]`; what came before the first is the state's, zeros where a
+        /// sequence begins. Rows follow each other within a sequence; the last K − 1 become the state (Gu and
+        /// Dao, *Mamba*, section 3.4).
         CausalConv {
             /// Function of the result.
             act: Option<Activation>,
             /// Whether the bias is there.
             bias: bool,
         },
-        /// `$state[slots, heads, K, V], q[T, key_heads·K], k[T, key_heads·K], v[T, heads·V], decay, beta[T, heads], pos i32[T],
-        /// slot i32[T] → f32[T, heads·V]`: the gated delta rule (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*,
-        /// equation 10). For every head, row by row of a sequence, on the state S, zeros where it begins:
-        /// `S ← exp(decay) · S`, `S ← S + k · (beta · (v − kᵀ S))`, and the result is `qᵀ S`. Value head `h` takes query and key of
-        /// head `h · key_heads / heads`. `decay` is `[T, heads]`, or `[T, heads·K]` with one for each channel of a key.
+        /// `$state[slots, heads, K, V], q[T, key_heads·K], k[T, key_heads·K], v[T, heads·V], decay, beta[T,
+        /// heads], pos i32[T], slot i32[T] → f32[T, heads·V]`: the gated delta rule (Yang, Kautz and
+        /// Hatamizadeh, *Gated Delta Networks*, equation 10). For every head, row by row of a sequence, on
+        /// the state S, zeros where it begins: `S ← exp(decay) · S`, `S ← S + k · (beta · (v − kᵀ S))`, and
+        /// the result is `qᵀ S`. Value head `h` takes query and key of head `h · key_heads / heads`. `decay`
+        /// is `[T, heads]`, or `[T, heads·K]` with one for each channel of a key.
         DeltaRule {
             /// Heads of queries and keys.
             key_heads: usize,
             /// Heads of values, a multiple.
             heads: usize,
         },
-        /// `$state[slots, heads, N, P], c[T, groups·N], b[T, groups·N], x[T, heads·P], decay[T, heads], dt[T, heads],
-        /// pos i32[T], slot i32[T] → f32[T, heads·P]`: a state space of scalar decay (Dao and Gu, *Transformers are SSMs*,
-        /// equation 1): as [`Op::DeltaRule`], but that what a state says of `b` is not taken off: `S ← exp(decay) · S + b · (dt · x)`,
-        /// and the result is `cᵀ S`.
+        /// `$state[slots, heads, N, P], c[T, groups·N], b[T, groups·N], x[T, heads·P], decay[T, heads], dt[T,
+        /// heads], pos i32[T], slot i32[T] → f32[T, heads·P]`: a state space of scalar decay (Dao and Gu,
+        /// *Transformers are SSMs*, equation 1): as [`Op::DeltaRule`], but that what a state says of `b` is
+        /// not taken off: `S ← exp(decay) · S + b · (dt · x)`, and the result is `cᵀ S`.
         Ssd {
             /// Groups of heads that share `b` and `c`.
             groups: usize,
             /// Heads, a multiple.
             heads: usize,
         },
-        /// `$state[slots, 1, N, C], c[T, N], b[T, N], x[T, C], dt[T, C], @rate[N, C], pos i32[T], slot i32[T] → f32[T, C]`: a
-        /// selective state space (Gu and Dao, *Mamba*, section 3.2). Row by row of a sequence, on the state S, zeros where it
-        /// begins: `S ← exp(dt · rate) · S + b · (dt · x)`, where `dt` and `x` are of the column and `b` is of the row, and the
-        /// result is `cᵀ S`.
+        /// `$state[slots, 1, N, C], c[T, N], b[T, N], x[T, C], dt[T, C], @rate[N, C], pos i32[T], slot i32[T]
+        /// → f32[T, C]`: a selective state space (Gu and Dao, *Mamba*, section 3.2). Row by row of a
+        /// sequence, on the state S, zeros where it begins: `S ← exp(dt · rate) · S + b · (dt · x)`, where
+        /// `dt` and `x` are of the column and `b` is of the row, and the result is `cᵀ S`.
         SelectiveScan,
         /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
         Router(desc: RouterDesc),
@@ -340,54 +346,59 @@ operators! { ($)
             /// Whether an id may be −1: a choice that is not served here, whose slot is −1.
             partial: bool,
         },
-        /// `ids i32[T, k], weights f32[T, k] → i32[T, k], f32[T, 1]`: choices of the `zero` experts after the first `experts`, which
-        /// give a row back as it is, become −1; the sum of their weights.
+        /// `ids i32[T, k], weights f32[T, k] → i32[T, k], f32[T, 1]`: choices of the `zero` experts after the
+        /// first `experts`, which give a row back as it is, become −1; the sum of their weights.
         ZeroExperts {
             /// Experts that compute.
             experts: usize,
             /// Experts that do not, numbered after them.
             zero: usize,
         },
-        /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
-        /// on disk, the executor of the graph has the experts that the table names read, and those of the next layers that its
-        /// hidden state seems to lead to: the gates of these layers, applied to it, gave the further scores (HybriMoE, §IV-C).
+        /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table.
+        /// Where experts stay on disk, their executor reads the experts that the table names, and those that
+        /// the next layers will probably choose. The further scores are those of the next layers' gates,
+        /// applied to the hidden state of this layer (HybriMoE, §IV-C).
         RequestExperts {
             /// Layer, counted over those with routed experts.
             layer: usize,
             /// Operands of scores, 1 to [`MAX_REQUEST_SCORES`].
             scores: usize,
         },
-        /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
-        /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
-        /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
+        /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: the choices within fixed
+        /// capacities, and the choices that are served elsewhere; −1 marks the others. An expert keeps the
+        /// rows of the highest L2 norm of `added`, the output of attention; of equal ones the lowest (NPUMoE,
+        /// §3.2 and §4.1).
         LimitCapacity(desc: LimitCapacityDesc),
-        /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
-        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
+        /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]? →
+        /// f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have
+        /// `@gate_up[E, I, H]`.
         ExpertFfn {
             /// Function that joins gate and up.
             glu: Glu,
             /// Whether both biases are there.
             bias: bool,
-            /// Whether static graphs compute it, group by group, each expert no more rows than its capacity.
+            /// Whether static graphs compute it, group by group, with at most its capacity of rows for each
+            /// expert.
             fixed: bool,
         },
-        /// `x[T, H], dispatch, @neurons[E, I, 3H] → f32[T·k, H]`: experts by neurons (PowerInfer-2, §4.4). Row `i` of expert `e` is
-        /// a neuron's bundle: its row of gate, its row of up, its column of down.
+        /// `x[T, H], dispatch, @neurons[E, I, 3H] → f32[T·k, H]`: experts by neurons (PowerInfer-2, §4.4).
+        /// Row `i` of expert `e` is a neuron's bundle: its row of gate, its row of up, its column of down.
         ///
-        /// What [`Op::ExpertFfn`] gives of the same matrices, but that a neuron whose gate makes it 0 adds nothing, even if up or
-        /// down is no number. Neurons may stand in any order: sums over them differ by rounding alone.
+        /// The result of [`Op::ExpertFfn`] for the same matrices, except that a neuron whose gate is 0 adds
+        /// nothing, even if up or down is NaN. Neurons may be in any order: sums over them differ by rounding
+        /// alone.
         NeuronFfn {
             /// Function that joins gate and up: one that [skips](Glu::skips).
             glu: Glu,
-            /// Index of the layer among those whose up and down stay on disk; `None`: they are resident. The weights are then
-            /// `@gates[E, I, H], @up_down[E, I, 2H]`.
+            /// Index of the layer among those whose up and down stay on disk; `None`: they are resident. The
+            /// weights are then `@gates[E, I, H], @up_down[E, I, 2H]`.
             paged: Option<usize>,
-            /// Predictor that is evaluated before a gate, where no neuron stays on disk. Its weights follow `@neurons`; a neuron of which
-            /// it says 0 or less adds nothing, whatever its gate would say.
+            /// Predictor that is evaluated before a gate, where no neuron stays on disk. Its weights follow
+            /// `@neurons`. A neuron with a prediction of 0 or less adds nothing, whatever its gate is.
             predict: Option<Predictor>,
         },
-        /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
-        /// those that the table counts are padding.
+        /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows
+        /// past those that the table counts are padding.
         Combine {
             /// Whether a slot may be −1: its choice adds nothing.
             partial: bool,
@@ -413,8 +424,8 @@ operators! { ($)
         },
         /// `x[T, C], @w[C] → x · w`, per channel.
         ScaleCols,
-        /// `x[T, C], pos i32[T] → x · (1 + beta · ln(1 + ⌊(pos + offset) / every⌋))`: the temperature of long contexts, on queries
-        /// (Llama 4). Padding rows are of position 0.
+        /// `x[T, C], pos i32[T] → x · (1 + beta · ln(1 + ⌊(pos + offset) / every⌋))`: the temperature of long
+        /// contexts, on queries (Llama 4). Padding rows are of position 0.
         ScaleByPosition {
             /// Slope over the logarithm.
             beta: f32,

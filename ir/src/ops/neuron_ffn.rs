@@ -6,12 +6,12 @@ use super::*;
 use std::borrow::Cow;
 
 words! {
-    /// Predictor of active neurons, evaluated before their gates; some active ones are missed (PowerInfer-2,
-    /// §2.2 and §4.1.2): a number that is above 0 for those that it takes to be active.
+    /// Predictor of active neurons, evaluated before their gates (PowerInfer-2, §2.2 and §4.1.2). Its number
+    /// is above 0 for neurons that it takes to be active; it misses some active ones.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Predictor, "`low_rank` or `coarse`" {
-        /// `left · (right · x) + margin`, of `@right[E, R, H], @left[E, I, R], @margin[E, 1, I]`: the gates as a product of two
-        /// small matrices.
+        /// `left · (right · x) + margin`, of `@right[E, R, H], @left[E, I, R], @margin[E, 1, I]`: the gates
+        /// as a product of two small matrices.
         LowRank = "low_rank",
         /// `codes · x + margin`, of `@codes[E, I, H], @margin[E, 1, I]`: the gates in fewer bits.
         Coarse = "coarse",
@@ -54,7 +54,8 @@ fn predicted(
     })
 }
 
-/// A row through the bundles of a network: gate, up, down. A neuron of which a predictor says 0 or less is passed over.
+/// A row through the bundles of a network: gate, up, down. A neuron of which a predictor says 0 or less is
+/// passed over.
 fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, predicted: Option<&[f32]>) -> Vec<f32> {
     let mut sums = vec![0.0_f64; x.len()];
     for (i, bundle) in bundles.chunks_exact(3 * x.len()).enumerate() {

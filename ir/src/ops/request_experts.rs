@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Most scores of a [`Op::RequestExperts`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
+/// Most scores of a [`Op::RequestExperts`]: those of its own layer and of three layers ahead (HybriMoE,
+/// §IV-C).
 pub const MAX_REQUEST_SCORES: usize = 4;
 
 impl Operator for RequestExperts {

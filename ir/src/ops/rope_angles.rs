@@ -24,8 +24,8 @@ impl Word for LongSwitch {
     }
 }
 
-/// Angles are `pos · inv_freq` rounded to f32, as the models compute them; the long frequencies of LongRoPE
-/// hold for a row whose sequence, or whose prompt, is longer than the switch.
+/// Angles are `pos · inv_freq` rounded to f32, as the models compute them. The long frequencies of LongRoPE
+/// apply to a row whose sequence or prompt is longer than the threshold.
 impl Operator for RopeAngles {
     const NAMES: &'static [&'static str] = &["rope_angles"];
     const OPERANDS: &'static [Kind] = &[V, W];

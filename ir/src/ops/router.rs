@@ -84,7 +84,8 @@ pub enum WeightFrom {
     SoftmaxTopk,
     /// Sigmoid of its logit.
     SigmoidTopk,
-    /// Phi-MoE's SparseMixer at inference; `k` is 2, or 1: the weight of the first does not depend on the second.
+    /// Phi-MoE's SparseMixer at inference; `k` is 2, or 1: the weight of the first does not depend on the
+    /// second.
     SparseMixer {
         /// Jitter that decides which near ties share the weight.
         eps: f32,
@@ -163,7 +164,7 @@ attributes! {
     pub struct RouterDesc {
         /// Number of experts.
         pub experts: usize,
-        /// Experts that compute nothing, numbered after the others; `None`: there are none.
+        /// Experts that compute nothing, numbered after the others; `None` if the model has none.
         pub zero: Option<usize>,
         /// Experts per token.
         pub k: usize,
@@ -189,7 +190,8 @@ impl RouterDesc {
     }
 }
 
-/// The `n` largest, in descending order; the lowest index wins ties. NaN is never among them, so there may be fewer.
+/// The `n` largest, in descending order; the lowest index wins ties. NaN is never among them, so there may be
+/// fewer.
 fn top(x: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).filter(|&i| !x[i].is_nan()).collect();
     // The sort is stable: equal numbers keep their order.

@@ -34,7 +34,7 @@ pub(super) struct Attrs<'t> {
 }
 
 impl<'t> Attrs<'t> {
-    /// Reads `open key = value, … close`, or nothing where `open` does not stand.
+    /// Reads `open key = value, … close`, or nothing if `open` is not next.
     pub(super) fn parse(c: &mut Cursor<'t>, open: char, close: char, depth: usize) -> Parsed<Self> {
         let at = c.at();
         let mut list: Vec<Attr<'t>> = Vec::new();

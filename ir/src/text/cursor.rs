@@ -136,7 +136,7 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    /// A float, infinities included; there is no text form of NaN.
+    /// A float, infinities included; NaN has no text form.
     pub(super) fn float(&mut self) -> Parsed<f32> {
         let value = match self.token {
             Token::Number(n) | Token::Word(n @ "inf") => n.parse::<f32>().ok().filter(|x| !x.is_nan()),

@@ -7,7 +7,8 @@ use crate::experts::{ExpertPlacement, ExpertPolicy};
 use crate::plan::Plan;
 use std::fmt;
 
-/// Writes NDP command streams, a line per layer, and units of experts, a line per layer; nothing where all experts are the CPU's.
+/// Writes NDP command streams, a line per layer, and units of experts, a line per layer; nothing where all
+/// experts are the CPU's.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     for (i, set) in plan.streams.iter().enumerate() {
         writeln!(f, "streams {i}{}", braces(set))?;

@@ -16,7 +16,8 @@ pub(crate) trait Attribute: Sized {
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self>;
 }
 
-/// The value of an attribute that is a word, with arguments or without: `silu`, `clamped(alpha = 1.702, limit = 7.0)`.
+/// The value of an attribute that is a word, with arguments or without: `silu`, `clamped(alpha = 1.702, limit
+/// = 7.0)`.
 pub(crate) trait Word: Sized {
     /// Name of the expected value, for messages.
     const WHAT: &'static str;
@@ -265,7 +266,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The operator of this mnemonic, which stands at byte `at`, with the attributes read for it.
+/// The operator with this mnemonic, which is at byte `at`, with the attributes read for it.
 pub(super) fn read<'t>(cursor: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'t>) -> Parsed<Op> {
     let op = Op::read(name, &mut Reader { cursor, attrs: &mut attrs })?;
     let op = op.ok_or_else(|| cursor.error_at(at, format!("expected an operator, found `{name}`")))?;

@@ -18,7 +18,7 @@ pub(super) fn parse(text: &str) -> Parsed<Placement> {
     Ok(placement)
 }
 
-/// Reads the next part of a placement, if one stands here.
+/// Reads the next part of a placement, if one follows.
 pub(super) fn part(c: &mut Cursor<'_>, into: &mut Placement) -> Parsed<bool> {
     if c.eat_word("placement")? {
         (into.chunk, into.overflow, into.units) =

@@ -11,7 +11,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// A placement, as it stands at the end of a plan. One that is as if it were not there prints nothing.
+/// A placement, as printed at the end of a plan. The default prints nothing.
 pub(super) fn write_placement(f: &mut fmt::Formatter<'_>, p: &Placement) -> fmt::Result {
     if p.chunk != 0 || p.overflow != Overflow::default() || !p.units.is_empty() {
         let (chunk, overflow, units) = (p.chunk, p.overflow, quoted(&p.units));

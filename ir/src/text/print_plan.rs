@@ -50,7 +50,7 @@ fn order(order: CacheOrder) -> String {
     }
 }
 
-/// The memory of what does not lie in the CPU's.
+/// The memory of a value outside of the CPU's.
 fn elsewhere(memory: u32, word: &str) -> String {
     if memory == 0 { String::new() } else { format!("{word}{memory}") }
 }

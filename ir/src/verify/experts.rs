@@ -28,7 +28,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     check_streams(plan)
 }
 
-/// NDP command streams belong to units that there are, one set of a layer to each, and steps run those of their own unit.
+/// NDP command streams belong to existing units, one set of a layer to each, and steps run those of their own
+/// unit.
 fn check_streams(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for (i, s) in plan.streams.iter().enumerate() {
@@ -166,7 +167,7 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
     if !(brought.is_empty() || pairs && policy.cached().is_some()) {
         return Err(format!("segments {brought:?} are not those of its experts"));
     }
-    // What moves when an expert does is what its streams read.
+    // Moving an expert moves the weights that its streams read.
     if let Some(cold) = policy.cold() {
         let set = plan.streams.iter().position(|set| (set.layer, set.unit) == (*of, cold));
         let steps = plan.entries.iter().flat_map(|e| &e.steps);
@@ -183,7 +184,8 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
             }
         }
     }
-    // What a unit may be given lies in its memory: of the hot unit those that start there, of the cold one all.
+    // Experts that a unit may be given are in its memory: of the hot unit those that start there, of the cold
+    // one all.
     let all = || (0..starts.len() as u32).collect();
     let hot = policy.hot().map(|hot| (hot, layer.on(hot), layer.to_bring()));
     let cold = policy.cold().map(|cold| (cold, all(), segments.as_slice()));

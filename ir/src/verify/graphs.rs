@@ -133,7 +133,8 @@ fn check_states(graph: &Graph) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Attention over a ring sees no more positions than the ring keeps for it. Operand kinds are checked already.
+/// Attention over a ring sees no more positions than the ring keeps for it. Operand kinds are checked
+/// already.
 fn check_windows(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
     let written = |operand: &Operand| match operand {
         Operand::Value(v) => graph.def(*v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied()),

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 /// Threads of a block are whole warps.
 const WARP: u32 = 32;
 
-/// Kernels belong to accelerators that work in a memory of their own, each once in its artifact; steps launch those
-/// of their own unit, with as many addresses as they take and no more blocks than there can be.
+/// Kernels belong to accelerators that work in a memory of their own, each once in its artifact. Steps launch
+/// those of their own unit, with as many addresses as they take and a permitted number of blocks.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for (i, kernel) in plan.launches.iter().enumerate() {

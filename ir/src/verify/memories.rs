@@ -1,4 +1,4 @@
-//! Checks of units, memories, and of what lies where.
+//! Checks of units, memories, and the contents of memories.
 
 use super::{VerifyError, require};
 use crate::plan::{Arg, Builtin, Code, Entry, Paging, Plan, Span, Step};
@@ -70,7 +70,7 @@ pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Arguments lie where their units find them, and memories have room for what they hold.
+/// Arguments are where their units find them, and memories have room for their contents.
 pub(super) fn check_steps(plan: &Plan) -> Result<(), VerifyError> {
     for (i, entry) in plan.entries.iter().enumerate() {
         for (j, step) in entry.steps.iter().enumerate() {
@@ -93,7 +93,7 @@ fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Arguments lie in the memory of the step's unit; a copy crosses a link.
+/// Arguments are in the memory of the step's unit; a copy crosses a link.
 fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
     let own = plan.memory_of(step.unit);
     let at = || at.to_owned();

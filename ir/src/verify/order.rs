@@ -6,8 +6,8 @@ use crate::graph::INPUTS;
 use crate::plan::{Entry, Plan};
 use std::collections::{BTreeMap, HashMap};
 
-/// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry point. In a `unsynchronized`
-/// with several units, steps are taken to be executed one after the other.
+/// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry
+/// point. In a `unsynchronized` with several units, steps are taken to be executed one after the other.
 pub(super) fn check(plan: &Plan, unsynchronized: bool) -> Result<(), VerifyError> {
     let accesses = Accesses::new(plan);
     let mut entries = plan.entries.iter().enumerate();
@@ -48,7 +48,7 @@ fn check_entry(
     )
 }
 
-/// Inputs lie apart from each other.
+/// Inputs do not overlap.
 fn check_inputs(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     for (i, a) in entry.buffers.iter().take(INPUTS).enumerate() {
         for (j, b) in entry.buffers.iter().enumerate().take(i) {
@@ -63,7 +63,8 @@ fn check_inputs(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Dependencies are ascending and point backwards, and barriers stand between steps of the CPU that depend on each other.
+/// Dependencies are ascending and point backwards, and steps of the CPU that depend on each other have a
+/// barrier between them.
 fn check_dependencies(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     let mut phases = Vec::with_capacity(entry.steps.len());
     let mut phase = 0_usize;
@@ -100,11 +101,11 @@ fn join(clock: &mut Clock, other: &Clock) {
 
 /// Steps that have ended for certain when each step begins.
 ///
-/// A thread of the CPU takes its steps in order. So a step that has ended on all threads says that all of its unit before
-/// it have ended, and that whatever those waited for has ended, too.
+/// A CPU thread takes its steps in order. So when a step has ended on all threads, all earlier steps of its
+/// unit have ended, and all steps that those waited for.
 fn clocks(entry: &Entry, units: usize) -> Vec<Clock> {
     let mut clocks: Vec<Clock> = Vec::with_capacity(entry.steps.len());
-    // What each unit has waited for so far, and its last step.
+    // Steps that each unit has waited for so far, and its last step.
     let mut seen: Vec<Clock> = vec![vec![0; units]; units];
     let mut last: Vec<Option<u32>> = vec![None; units];
     for (i, step) in (0..).zip(&entry.steps) {
@@ -246,7 +247,7 @@ impl<'e> Hazards<'e> {
         if !access.write {
             return Err(format!("reads {}, which is not written, or written over", name(b)));
         }
-        // What lay there has been used for the last time.
+        // The buffer that was there has been used for the last time.
         for ((memory, start), piece) in self.overlapping(memory, access) {
             if let Some((what, step)) = piece.last.unfinished(true, now.clock) {
                 let of = piece.buffer.map_or_else(|| "an earlier buffer".to_owned(), name);

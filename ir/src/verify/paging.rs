@@ -1,4 +1,4 @@
-//! Checks of what stays on disk; [`super`] lists the invariants.
+//! Checks of data on disk; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
 use crate::paging::{PagedLayer, Paging};
@@ -74,8 +74,8 @@ fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether gates, and up and down, of a layer lie as neurons are read: as many of them together as a frame holds, in blocks
-/// of the file, and those of an expert fit into all frames.
+/// Whether gates, and up and down, of a layer are laid out as neurons are read: a frame's neurons together,
+/// in blocks of the file. All neurons of an expert fit into the frames.
 fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
     let segment = |i: u32| plan.segments.get(i as usize);
     let Some((gates, up_down)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
@@ -98,7 +98,8 @@ fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
         && pitch.is_some_and(|bytes| bytes <= up_down.pitch)
 }
 
-/// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they do not lie so.
+/// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they have
+/// another layout.
 fn expert_bytes(plan: &Plan, layer: &PagedLayer) -> Option<u64> {
     let segment = |i: u32| plan.segments.get(i as usize);
     let (gate_up, down): (&Segment, &Segment) = (segment(layer.gate_up)?, segment(layer.down)?);

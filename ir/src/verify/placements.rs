@@ -18,7 +18,7 @@ pub(super) fn check_in_plan(plan: &Plan) -> Result<(), VerifyError> {
     check(p, plan.units.len())
 }
 
-/// A placement whose unit indices stand for `units` units.
+/// A placement whose unit indices refer to `units` units.
 pub(super) fn check(p: &Placement, units: usize) -> Result<(), VerifyError> {
     let at = || "placement".to_owned();
     let names: HashSet<&String> = p.units.iter().collect();

@@ -57,7 +57,8 @@ fn rank(kind: EntryKind) -> (u32, u32) {
     }
 }
 
-/// Big-little decoding needs a little entry point beside each decode entry point, and little ones serve nothing else.
+/// Big-little decoding needs a little entry point beside each decode entry point, and little ones serve
+/// nothing else.
 fn check_big_little(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "model".to_owned();
     let rows = |little: bool| {
@@ -308,7 +309,7 @@ fn check_results(plan: &Plan, step: &Step, at: impl Fn() -> String) -> Result<()
     })
 }
 
-/// Whether the last arguments, which a built-in function writes, are buffers that no other argument is in.
+/// Whether the last arguments, which a built-in function writes, are buffers that hold no other argument.
 fn has_own_results(args: &[Arg], results: usize) -> bool {
     let operands = args.len().saturating_sub(results);
     (operands..args.len()).all(|i| match args[i] {
@@ -326,7 +327,8 @@ fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
     table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
 }
 
-/// Whether the arguments of `request_neurons` are a dispatch table, and perhaps the lists of a layer whose neurons are read one by one.
+/// Whether the arguments of `request_neurons` are a dispatch table, and perhaps the lists of a layer whose
+/// neurons are read one by one.
 fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
     let paging = plan.paging.as_ref().filter(|p| p.by_neurons());
     let Some(own) = paging.and_then(|p| p.layers.get(layer as usize)) else { return false };
@@ -413,7 +415,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 _ => (None, args),
             };
             let [from, to] = ends else { return false };
-            // Whether a buffer has room for so many rows, or for all in one.
+            // Whether a buffer has room for this many rows, or for all in one.
             let whole = |arg: &Arg, rows: u32| match *arg {
                 Arg::Buffer(b, 0) => entry.buffers.get(b as usize).is_some_and(|b| {
                     let bytes = u64::from(rows).checked_mul(u64::from(words) * 4);
@@ -511,7 +513,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds_table(entry, table, layout)
                 && slots.is_some_and(|n| entry.buffers.get(*y as usize).is_some_and(|b| wide(b, n)))
         }
-        // What a launch takes and how it is cut its kernel says.
+        // The kernel determines the arguments and the blocks of its launch.
         Builtin::Launch { .. } => true,
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };

@@ -4,9 +4,9 @@ use super::{VerifyError, require};
 use crate::plan::{GraphDecl, Plan, Subgraph};
 use std::collections::HashSet;
 
-/// Every graph has distinct tensors of some size inside the address space; every set's groups fit their graphs, and no
-/// expert is in two of them. A set without groups only bounds its experts. Of hot neurons every expert has a graph of its own, with
-/// room for all rows of the batch.
+/// Every graph has distinct tensors of some size inside the address space; every set's groups fit their
+/// graphs, and no expert is in two of them. A set without groups only bounds its experts. Of hot neurons
+/// every expert has a graph of its own, with room for all rows of the batch.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     for (i, g) in plan.graphs.iter().enumerate() {
         let at = || format!("graphs[{i}]");
@@ -80,7 +80,8 @@ fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
             require(fits, at, || format!("graph {g} takes something else"))?;
             let own: u64 = graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
             let fixed = p.attention.is_some() && graph.is_some_and(|g| g.fixed_start().is_some());
-            // Of an attention's graphs one runs: that of the place where the rows begin, or the one that writes anywhere.
+            // Of an attention's graphs one runs: that of the place where the rows begin, or the one that
+            // writes anywhere.
             if fixed {
                 require(own == u64::from(p.outputs), at, || format!("graph {g} gives {own} channels"))?;
             } else {

@@ -114,7 +114,7 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     policy("a curve", &|s| s.costs.cold.clear());
     policy("a time", &|s| s.costs.window_us = -1.0);
     policy("one unit", &|s| s.hot = Some(s.cold));
-    policy("dimms", &|s| s.dimms = 0);
+    policy("NDP DIMMs", &|s| s.dimms = 0);
     // Without a GPU everything is the CPU's or the NDP DIMMs'.
     let mut plan = parse_plan(TEXT).unwrap();
     (plan.experts.layers[0].units, plan.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);

@@ -5,7 +5,8 @@ use moec_ir::plan::{Arg, Builtin, Code, FileRef, Layout, PagedLayer, Paging, Pla
 use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
-/// The CPU reads ids into rows, stores them in a state, and reads that; a GPU without a memory of its own takes the rows, too.
+/// The CPU reads ids into rows, stores them in a state, and reads that; a GPU without a memory of its own
+/// takes the rows, too.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -95,7 +96,7 @@ fn a_reader_waits_for_the_writer_on_another_unit() {
     );
     assert_eq!(
         refused(|p| deps(p, 4, &[3])),
-        "entries[0].steps[4]: reads buffer 5 (GPU), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[4]: reads buffer 5 (gpu), and step 1, which writes it, has not ended for certain"
     );
     // Another step of the unit that has waited is as good, also over a third unit.
     accepted(|p| {
@@ -157,7 +158,7 @@ fn writers_of_one_buffer_are_ordered() {
     accepted(|p| twice(p, &[1, 2]));
     assert_eq!(
         refused(|p| twice(p, &[2])),
-        "entries[0].steps[3]: writes buffer 5 (GPU), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[3]: writes buffer 5 (gpu), and step 1, which writes it, has not ended for certain"
     );
     // On one unit.
     let error = refused(|p| {
@@ -202,11 +203,11 @@ fn a_state_is_read_after_it_is_written() {
 
 #[test]
 fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
-    // What the GPU gives lies where the CPU then puts what it has kept.
+    // The GPU's result is where the CPU then writes the rows that it kept.
     let shared = |p: &mut Plan, offset: u64| p.entries[0].buffers[6].offset = offset;
     assert_eq!(
         refused(|p| shared(p, 384)),
-        "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 5 (GPU), and step 1, which writes \
+        "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 5 (gpu), and step 1, which writes \
          them, has not ended for certain"
     );
     // Ordered, but the last step reads both.
@@ -214,8 +215,8 @@ fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
         shared(p, 384);
         deps(p, 3, &[1, 2]);
     });
-    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (GPU), which is not written, or written over");
-    // The rows that the GPU reads lie there.
+    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (gpu), which is not written, or written over");
+    // The rows that the GPU reads are there.
     assert_eq!(
         refused(|p| shared(p, 256)),
         "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 4 (x), and step 1, which reads \

@@ -5,7 +5,8 @@ use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, HotNeurons};
 use moec_ir::verify;
 
-/// Two experts, of which two sequences choose one each: what their graphs give is no logits, but has their form.
+/// Two experts, of which two sequences choose one each. The results of their graphs are not logits, but have
+/// the same form.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}

@@ -4,8 +4,8 @@ use moec_ir::plan::{Arg, Plan, Resident};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// A CPU hands rows to a GPU, which multiplies them with a matrix of its own and hands them back. The rows that come
-/// back lie where those lay that went.
+/// A CPU hands rows to a GPU, which multiplies them with a matrix of its own and hands them back. The
+/// returned rows overwrite the rows that were sent.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -68,18 +68,19 @@ fn rows_may_come_back_to_where_they_were() {
 #[test]
 fn order_between_units_is_that_of_dependencies() {
     let step = |p: &mut Plan, i: usize, deps: &[u32]| p.entries[0].steps[i].deps = deps.to_vec();
-    // A step that does not wait for the rows that come back would find them while they are written over those that went.
+    // A step that does not wait for the rows that come back would find them while they are written over those
+    // that went.
     refused("entries[0].steps[4]", "step 3, which writes it, has not ended", |p| step(p, 4, &[]));
     refused("entries[0].steps[1]", "step 0, which writes it, has not ended", |p| {
         step(p, 1, &[]);
         step(p, 3, &[2]);
     });
-    // The queue of the GPU keeps its order by itself; one that reaches it on another way is as good.
+    // The queue of the GPU keeps its own order; a dependency over another path is as good.
     let mut plan = plan();
     step(&mut plan, 2, &[]);
     step(&mut plan, 3, &[]);
     verify::plan(&plan).unwrap();
-    refused("entries[0].steps[2]", "a barrier of a unit beside", |p| p.entries[0].steps[2].barrier = true);
+    refused("entries[0].steps[2]", "a barrier of an accelerator", |p| p.entries[0].steps[2].barrier = true);
     refused("entries[0].steps[4]", "not before it", |p| step(p, 4, &[4]));
     refused("entries[0].steps[2]", "shares bytes with buffer 7", |p| p.entries[0].buffers[8].offset = 64);
     // On its way a plan has no order between units.

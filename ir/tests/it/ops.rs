@@ -250,7 +250,8 @@ fn selective_scans_decay_number_by_number() {
     let rate = tensor(&[2, 2], &[0., 2. * half, half, 0.]);
     let (pos, slot) = (ints(&[-1, 6]), ints(&[0, 0]));
     let y = update(&Op::SelectiveScan, &mut state, &[&c, &b, &x, &dt, &rate, &pos, &slot]);
-    // One number of each channel is halved; the row adds 2 · b to the first channel, and 1.5 · b to the second.
+    // One number of each channel is halved; the row adds 2 · b to the first channel, and 1.5 · b to the
+    // second.
     close(state.as_f32(), &[3., 2.5, 5.5, 7.]);
     close(&y, &[0., 0., 58., 72.5]);
 }

@@ -28,7 +28,8 @@ fn examples_round_trip() {
     assert_eq!(parse_module(&m.to_string()).unwrap(), m);
     let p = plan();
     assert_eq!(parse_plan(&p.to_string()).unwrap(), p);
-    // Operators that update states, and weights that are joined and put through functions; fuzzing begins with it, too.
+    // Operators that update states, and weights that are joined and put through functions; fuzzing begins
+    // with it, too.
     let recurrent = parse_module(include_str!("../../../fuzz/seeds/graph/recurrent")).unwrap();
     moec_ir::verify::module(&recurrent).unwrap();
     assert_eq!(parse_module(&recurrent.to_string()).unwrap(), recurrent);

@@ -88,7 +88,8 @@ fn state(b: &mut GraphBuilder<'_>, name: &str, shape: [usize; 4], kind: StateKin
     b.module().add_state(StateDecl { name: name.into(), ty: Type::f32(shape), kind }).into()
 }
 
-/// Builds a convolution and a delta rule, each on a state of its own, after `change` to their operands; the error.
+/// Builds a convolution and a delta rule, each on a state of its own, after `change` to their operands; the
+/// error.
 fn updates(change: fn(&mut GraphBuilder<'_>, [&mut Vec<Operand>; 2])) -> Option<String> {
     let mut m = Module::default();
     let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
@@ -333,7 +334,7 @@ fn bad_plans_are_refused() {
         refuse("bf16", |s| s.format = Format::Bf16);
         refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
     }
-    // A state that is read whole may lie in panels of its columns, one that is read by rows may not.
+    // A state that is read whole may be stored in panels of its columns, one that is read by rows may not.
     let panels = |p: &mut Plan, kind, block| {
         folded(p, kind);
         (p.states[0].shape, p.states[0].order) = ([2, 3, 4, 5], CacheOrder::Values { nr: 8, block });

@@ -1,7 +1,8 @@
 //! The machine of §VI-A, and what an expert costs on its units: every constant with where it is from.
 //!
-//! The paper prints no rate. Those of the CPU and of the link, and what a layer takes beside its experts, are found
-//! from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four constants from four numbers.
+//! The paper prints no rate. Those of the CPU and of the link, and what a layer takes beside its experts, are
+//! found from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four
+//! constants from four numbers.
 
 use super::models::Model;
 use moec_runtime::schedule::{Costs, ScheduleError, Table, UnitCosts};
@@ -10,13 +11,13 @@ use moec_runtime::schedule::{Costs, ScheduleError, Table, UnitCosts};
 pub const WEIGHT: f64 = 4.5 / 8.0;
 /// Bytes a second of the GPU's memory. NVIDIA RTX A6000 data sheet.
 pub const GPU_BYTES: f64 = 768e9;
-/// Operations a second of the GPU in f16: the data sheet's 309.7 TFLOPS are with sparsity, half of it is without, of which
-/// half is assumed to be reached.
+/// Operations a second of the GPU in f16: the data sheet's 309.7 TFLOPS are with sparsity, half of it is
+/// without, of which half is assumed to be reached.
 pub const GPU_FLOPS: f64 = 309.7e12 / 2.0 * 0.5;
 /// Seconds to launch an expert's kernels. Assumed.
 const LAUNCH: f64 = 20e-6;
-/// Seconds that the CPU's first expert of a layer takes more, as a share of an expert with one token. Figure 3(e) shows
-/// that it does; it prints no number. Assumed.
+/// Seconds that the CPU's first expert of a layer takes more, as a share of an expert with one token. Figure
+/// 3(e) shows that it does; it prints no number. Assumed.
 pub const COLD: f64 = 0.3;
 /// Tokens of the prompt of Table III, which does not say: those of Figure 3(d).
 pub const PROMPT: usize = 128;

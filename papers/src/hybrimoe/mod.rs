@@ -1,9 +1,9 @@
 //! *HybriMoE*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed. [`machine`], [`models`] and [`routing`] are its machine, its models and what their tokens choose,
-//! with a source of every constant; [`systems`] is the table of who is compared, [`simulate`] runs one of them, [`report`] has
-//! everything once. [`claims`] puts it beside the paper's figures, [`page`] writes it as a page of the documentation and [`plots`]
-//! draws it.
+//! [`paper`] holds what it printed. [`machine`], [`models`] and [`routing`] are its machine, its models and
+//! what their tokens choose, with a source of every constant; [`systems`] is the table of the systems that
+//! are compared, [`simulate`] runs one of them, [`report`] has everything once. [`claims`] puts it beside the
+//! paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
 
 pub mod claims;
 pub mod machine;

@@ -1,7 +1,7 @@
 //! The models of Table II by their shapes, as their configurations on Hugging Face have them.
 //!
-//! Table II prints 18944 as the inner width of Qwen2's routed experts. That is `intermediate_size`, which no layer of the
-//! model uses; with `moe_intermediate_size`, 2560, it has the 57 billion weights of its name.
+//! Table II prints 18944 as the inner width of Qwen2's routed experts. That is `intermediate_size`, which no
+//! layer of the model uses; with `moe_intermediate_size`, 2560, it has the 57 billion weights of its name.
 
 /// A model.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,9 +1,9 @@
 //! Experts that tokens choose.
 //!
-//! Routing of these models, token by token, is not published. Popularity is OLMoE's (`golden/traces`): 64 experts as they are;
-//! Mixtral's eight are eight neighbours each. Layers follow the recorded layer of their depth. What is placed for good is chosen
-//! by web text, what is run is chat ([`SEEN`], [`RUN`]). Traces are drawn with that popularity, and repeat from token to token as
-//! far as [`Model::persistence`] says.
+//! Routing of these models, token by token, is not published. Popularity is OLMoE's (`golden/traces`): 64
+//! experts as they are; Mixtral's eight are eight neighbours each. Layers follow the recorded layer of their
+//! depth. What is placed for good is chosen by web text, what is run is chat ([`SEEN`], [`RUN`]). Traces are
+//! drawn with that popularity, and repeat from token to token as far as [`Model::persistence`] says.
 
 use super::models::Model;
 use crate::random::Random;
@@ -17,8 +17,8 @@ pub const SEEN: &str = "c4";
 /// The domain that is run: instructions and chat, as the paper's prompts.
 pub const RUN: &str = "tulu";
 
-/// Frequency with which a gate that is given the hidden state of one, two or three layers before names an expert that its layer then
-/// uses. Assumed: the paper prints none.
+/// Frequency with which a gate that is given the hidden state of one, two or three layers before names an
+/// expert that its layer then uses. Assumed: the paper prints none.
 pub const GATE_ACCURACY: [f64; 3] = [0.8, 0.7, 0.6];
 
 /// All experts of a model, each of one byte: shares of them are what counts.
@@ -62,8 +62,8 @@ pub fn loads(trace: &Trace, tokens: std::ops::Range<usize>, layer: usize) -> Vec
     loads
 }
 
-/// The loads that gates expect `ahead` layers before (from 1): each choice is right as often as [`GATE_ACCURACY`] says, else it is any
-/// other expert with a score.
+/// The loads that gates expect `ahead` layers before (from 1): each choice is right as often as
+/// [`GATE_ACCURACY`] says, else it is any other expert with a score.
 pub fn expected(
     trace: &Trace,
     tokens: std::ops::Range<usize>,

@@ -1,8 +1,9 @@
 //! Layer after layer on three timelines, in virtual time, by the policies that a running plan would use.
 //!
-//! A layer takes its dense part; then its router has spoken, and the experts are divided. Transfers that are under way go on
-//! after the layer; when the link is idle before the next layer begins, experts of the next layers are transferred into a
-//! buffer, and then what the CPU computed and the cache would keep. A prompt is one pass over all layers.
+//! A layer takes its dense part; then its router has spoken, and the experts are divided. Transfers that are
+//! under way go on after the layer; when the link is idle before the next layer begins, experts of the next
+//! layers are transferred into a buffer, and then what the CPU computed and the cache would keep. A prompt is
+//! one pass over all layers.
 
 use super::machine::Machine;
 use super::models::Model;
@@ -96,7 +97,7 @@ struct State<'a> {
     policy: Solver,
     scheduler: TimelineScheduler,
     held: GpuExperts,
-    /// Experts in the buffer, with when they are there.
+    /// Experts in the buffer, with the times of their arrival.
     coming: Vec<(Key, f64)>,
     random: Random,
     now: f64,

@@ -117,7 +117,7 @@ fn more_is_faster() {
 #[test]
 fn speedups_are_near_the_papers() {
     for c in CLAIMS.0.iter().filter(|c| c.place == "Table III" && c.unit == "×") {
-        // What prefetching gains in decoding is the miss that the page names.
+        // The gain of prefetching in decoding is the figure that the page names as missed.
         let near = if c.of == "decoding/Baseline+Prefetching" { 1.3..1.6 } else { 0.87..1.15 };
         assert!(near.contains(&(c.ours / c.paper.value())), "{c:?}");
     }

@@ -1,8 +1,9 @@
 //! *MoBiLE*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed. [`machine`] and [`models`] are its machine and its models, with a source of every constant;
-//! [`systems`] is the table of who is compared, [`simulate`] runs one of them, [`report`] has everything once. [`claims`] puts it beside
-//! the paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
+//! [`paper`] holds what it printed. [`machine`] and [`models`] are its machine and its models, with a source
+//! of every constant; [`systems`] is the table of the systems that are compared, [`simulate`] runs one of
+//! them, [`report`] has everything once. [`claims`] puts it beside the paper's figures, [`page`] writes it as
+//! a page of the documentation and [`plots`] draws it.
 
 pub mod claims;
 pub mod machine;

@@ -2,8 +2,8 @@
 
 use crate::hybrimoe::models::Model;
 
-/// Qwen1.5-MoE-A2.7B. The paper counts 64 experts in Table II and 60 in §IV; its configuration has 60, and a shared one.
-/// Choices repeat as those of [`OLMOE`].
+/// Qwen1.5-MoE-A2.7B. The paper counts 64 experts in Table II and 60 in §IV; its configuration has 60, and a
+/// shared one. Choices repeat as those of [`OLMOE`].
 pub const QWEN: Model = Model {
     name: "Qwen MoE",
     layers: 24,
@@ -29,8 +29,8 @@ pub const OLMOE: Model = Model {
     persistence: PERSISTENCE,
 };
 
-/// Correlation of a token's choices with those before: between the two models of 64 experts that HybriMoE's Figure 9 tells it of. It
-/// counts for systems with a cache alone.
+/// Correlation of a token's choices with those before: between the two models of 64 experts that HybriMoE's
+/// Figure 9 tells it of. It counts for systems with a cache alone.
 pub const PERSISTENCE: f64 = 0.43;
 
 /// Both, in the order of Table II.

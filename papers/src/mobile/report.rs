@@ -11,8 +11,8 @@ use crate::recorded::Recorded;
 use moec_base::{Error, Result};
 use moec_sim::cache::Trace;
 
-/// Frequency with which the little pass's routers name what the big pass requests, where the big pass uses its own routers. "More than 80 %"
-/// (§III-B).
+/// Frequency with which the little pass's routers name what the big pass requests, where the big pass uses
+/// its own routers. "More than 80 %" (§III-B).
 pub const GATE_ACCURACY: f64 = 0.8;
 
 /// Size of a run.

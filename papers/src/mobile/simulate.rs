@@ -1,10 +1,12 @@
 //! Token after token on three timelines, in virtual time (Algorithm 1).
 //!
-//! A pass goes over all layers: a layer takes its dense part, then its router has spoken, and its experts are fetched and computed as
-//! the policy says. The little pass takes the first half of a token's experts. Where its token falls back, the big pass takes all: those
-//! that the little pass had are on the GPU, and the others, which its routers named, are under way from the beginning in the order of
-//! layers (§III-B: "we can identify the target experts of all the layers in the beginning"). The paper's big pass computes those that the
-//! little pass's routers named ("we directly employ the default number of experts selected by the little model"), so none is missing.
+//! A pass goes over all layers: a layer takes its dense part, then its router has spoken, and its experts are
+//! fetched and computed as the policy says. The little pass takes the first half of a token's experts. Where
+//! its token falls back, the big pass takes all: those that the little pass had are on the GPU, and the
+//! others, which its routers named, are under way from the beginning in the order of layers (§III-B: "we can
+//! identify the target experts of all the layers in the beginning"). The paper's big pass computes those that
+//! the little pass's routers named ("we directly employ the default number of experts selected by the little
+//! model"), so none is missing.
 
 use super::machine::Machine;
 use super::systems::System;
@@ -31,8 +33,8 @@ pub struct Case<'a> {
     pub little: usize,
     /// Share of tokens that are decoded again with all experts.
     pub fallback: f64,
-    /// Frequency with which the experts that the little pass's routers named are those that the big pass requests. 1: they are taken as they are,
-    /// as in the paper.
+    /// Frequency with which the experts that the little pass's routers named are those that the big pass
+    /// requests. 1: they are taken as they are, as in the paper.
     pub gate_accuracy: f64,
     /// Routing.
     pub trace: &'a Trace,
@@ -139,7 +141,8 @@ impl<'a> State<'a> {
         let little = self.case.little;
         for layer in 0..self.case.model.layers {
             for (i, e) in self.experts(token, layer, self.case.model.k).into_iter().enumerate() {
-                // What the little pass computed is there. Of the others some are not those that will be requested.
+                // Experts that the little pass computed are in memory. Of the others some are not those that
+                // will be requested.
                 if i < little || self.random.unit() < self.case.gate_accuracy {
                     self.fetch(key(layer, e));
                 } else {

@@ -8,8 +8,8 @@ use moec_sim::systems;
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// System: the division of a layer's experts, what stays on the GPU from token to token, in room for as many experts as a token uses, and
-    /// whether a gate one layer before says which experts are transferred.
+    /// System: the division of a layer's experts, what stays on the GPU from token to token, in room for as
+    /// many experts as a token uses, and whether a gate one layer before says which experts are transferred.
     pub row: schedule::System,
     /// Whether fewer experts are tried first.
     pub little: bool,

@@ -1,4 +1,5 @@
-//! The constants that no device file has, each found from figures of NPUMoE that are named; the others check it.
+//! The constants that no device file has, each found from figures of NPUMoE that are named; the others check
+//! it.
 //!
 //! | constant | found from |
 //! |---|---|
@@ -113,8 +114,8 @@ pub fn found(constants: &Constants) -> [Fitted; 5] {
 
 /// Watts of the units, from the joules of Table 7 over the seconds of Table 6: CPU, NPU, memory.
 ///
-/// The CPU's and the memory's are those of Core ML (CPU). The NPU works in `ours` during attention and experts, in
-/// `anemll` during attention: the least squares of both.
+/// The CPU's and the memory's are those of Core ML (CPU). The NPU works in `ours` during attention and
+/// experts, in `anemll` during attention: the least squares of both.
 pub fn watts() -> Option<[f64; 3]> {
     let run = |system: &str| RUNS.iter().find(|r| r.system == system);
     let (cpu, ours, anemll) = (run(COREML_CPU.name)?, run(OURS.name)?, run(ANEMLL.name)?);

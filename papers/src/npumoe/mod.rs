@@ -1,8 +1,9 @@
 //! *NPUMoE*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed, [`fit`] finds the constants that no device file has from some of these figures,
-//! [`reproduce`] puts the ratios and [`figures`] everything else beside what is simulated. [`tables`] prints all of it, and
-//! [`page`] writes it as a page of the documentation. Nothing else knows the paper's results.
+//! [`paper`] holds what it printed, [`fit`] finds the constants that no device file has from some of these
+//! figures, [`reproduce`] puts the ratios and [`figures`] everything else beside what is simulated.
+//! [`tables`] prints all of it, and [`page`] writes it as a page of the documentation. Nothing else knows the
+//! paper's results.
 
 pub mod figures;
 pub mod fit;

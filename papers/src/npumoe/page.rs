@@ -1,4 +1,5 @@
-//! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest misses first.
+//! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest
+//! misses first.
 
 use super::fit::found;
 use super::paper::{Metric, Ratio, UNSAID};
@@ -81,7 +82,8 @@ pub fn page(report: &Report) -> String {
     out
 }
 
-/// Figures that are no check, and what they gave: what the simulator was fitted to, and what the device file says.
+/// Figures that are no check, and what they gave: what the simulator was fitted to, and what the device file
+/// says.
 fn constants(out: &mut String, report: &Report) {
     *out +=
         "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";

@@ -1,7 +1,7 @@
 //! Runs, orders and constants of NPUMoE's paper; its figures are in `claims/npumoe.toml`.
 //!
-//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it does not say the
-//! configuration, `stated` is false and ours is an assumption.
+//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it does not say
+//! the configuration, `stated` is false and ours is an assumption.
 
 use crate::claim::Claim;
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
@@ -117,7 +117,8 @@ impl Metric {
         }
     }
 
-    /// From where to where all its ratios lie, of all baselines and configurations of PhiMoE's prefill (§5.2).
+    /// Range of all its ratios, of all baselines and configurations of PhiMoE's prefill
+    /// (§5.2).
     pub const fn range(self) -> (f64, f64) {
         match self {
             Self::Latency => (1.32, 5.55),
@@ -215,7 +216,7 @@ pub const RUNS: [PaperRun; 3] = [
 /// Models of Table 1.
 pub const MODELS: [Shape; 3] = [PHIMOE, PHIMOE_TINY, QWEN3];
 
-/// Statements of the evaluation that no simulation of ours can speak to: where it stands, what it is, and why not.
+/// Statements of the evaluation that our simulations cannot test: the place, the statement and the reason.
 pub const UNSAID: &[(&str, &str, &str)] = &[
     (
         "Table 3, accuracy",

@@ -1,4 +1,5 @@
-//! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the constants.
+//! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the
+//! constants.
 
 use super::paper::{CLAIMS, CONFIGS, Config, Metric, ORDERS, Ratio};
 use crate::claim::{Claim, Claims, Quantities};
@@ -129,7 +130,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Whether the simulation has it so.
+    /// Whether the simulation agrees with it.
     pub fn holds(&self) -> bool {
         self.found > 1.0
     }
@@ -246,8 +247,8 @@ impl Bench {
     }
 }
 
-/// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it says in words.
-/// Pairs whose every ratio gave a constant are left out: they would hold in any case.
+/// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it
+/// says in words. Pairs whose every ratio gave a constant are left out: they would hold in any case.
 fn orders(measured: &[Measured], claims: &Claims) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {
@@ -305,7 +306,8 @@ impl Report {
         self.orders.iter().filter(|o| !o.holds()).collect()
     }
 
-    /// Ratios of the baselines in PhiMoE's prefill that lie outside of the range that §5.2 gives for a metric.
+    /// Ratios of the baselines in PhiMoE's prefill that are outside of the range that §5.2 gives for a
+    /// metric.
     pub fn outside(&self) -> Vec<(&'static str, Metric, &'static str, f64)> {
         let mut out = Vec::new();
         for m in self.measured.iter().filter(|m| m.config.stated) {

@@ -72,7 +72,8 @@ fn ours_is_first_and_every_range_holds() {
         for metric in Metric::ALL {
             for system in [COREML_CPU, COREML_NAIVE, ANEMLL] {
                 let ratio = m.ratio(metric, system.name, OURS.name).unwrap();
-                // Where no group pays for a launch, ours is ANEMLL's placement: small experts of Qwen3-MoE in small chunks.
+                // If no group pays for a launch, ours is ANEMLL's placement: small experts of Qwen3-MoE in
+                // small chunks.
                 let tie = m.config.name == "Qwen3-MoE 1024/256" && system.name == ANEMLL.name;
                 let first = ratio > 1.0 || tie && ratio >= 1.0;
                 assert!(first, "{} {} {}: {ratio}", m.config.name, metric.name(), system.name);
@@ -97,7 +98,7 @@ fn every_technique_pays() {
     }
     // §5.8: 1.09 of the last step.
     assert!((ratio("ours-tg", "ours") / 1.09 - 1.0).abs() < 0.1);
-    // 2.89 of all of them lies between the least and the largest shape that Ours-base can mean.
+    // 2.89 of all of them is between the least and the largest shape that Ours-base can mean.
     assert!(ratio("ours-base", "ours") < 2.89 && ratio("ours-base-chunk", "ours") > 2.89);
 }
 

@@ -1,9 +1,10 @@
 //! Neurons that a token requests.
 //!
-//! Two assumptions. *How often*: the share of tokens that request a neuron falls as a power of its rank in its layer, up to all
-//! of them. The exponent is found from the two shares of §2.2, the factor from the model's activated parameters. *When*: a
-//! neuron keeps its state from token to token, but for those that are drawn anew. How many do is drawn for each token, the same in all
-//! layers, from a lognormal distribution: its mean is found from a rate of hits, its deviation from a 99th percentile.
+//! Two assumptions. *How often*: the share of tokens that request a neuron falls as a power of its rank in
+//! its layer, up to all of them. The exponent is found from the two shares of §2.2, the factor from the
+//! model's activated parameters. *When*: a neuron keeps its state from token to token, but for those that are
+//! drawn anew. How many do is drawn for each token, the same in all layers, from a lognormal distribution:
+//! its mean is found from a rate of hits, its deviation from a 99th percentile.
 //!
 //! Experts are drawn evenly, for every token anew.
 
@@ -16,7 +17,8 @@ use std::sync::Arc;
 pub const EXPONENT: f64 = 0.364;
 /// White: a neuron that is requested this often.
 pub const WHITE: f64 = 0.999;
-/// Deviation of the logarithm of the novelty of a token. §7.2.4: a mean of 3.5 % of misses, 18.9 % at the 99th percentile.
+/// Deviation of the logarithm of the novelty of a token. §7.2.4: a mean of 3.5 % of misses, 18.9 % at the
+/// 99th percentile.
 pub const SPREAD: f64 = 1.5;
 
 /// Frequency of requests for each neuron of a matrix, the most frequent first, where the mean is `active`.
@@ -31,7 +33,8 @@ pub fn popularity(active: f64, neurons: usize) -> Vec<f64> {
     ranks.iter().map(|r| (high * r).min(1.0)).collect()
 }
 
-/// Neurons of a range of ranks that at least one of `batch` tokens requests, and how often all tokens do: expected numbers.
+/// Neurons of a range of ranks that at least one of `batch` tokens requests, and how often all tokens do:
+/// expected numbers.
 pub fn expected(popularity: &[f64], range: Range<usize>, batch: usize) -> (f64, f64) {
     let of = &popularity[range];
     let union = of.iter().map(|p| 1.0 - (1.0 - p).powi(batch as i32)).sum();

@@ -1,5 +1,6 @@
-//! The feed-forward part of a layer in virtual time: the NPU has its dense clusters, cores have the others, one core
-//! reads. Who does what next is [`Pipeline`]'s decision; here it only takes time, and memory is shared.
+//! The feed-forward part of a layer in virtual time: the NPU has its dense clusters, cores have the others,
+//! one core reads. [`Pipeline`] decides what each core does next; here it only takes time, and memory is
+//! shared.
 
 use super::phone::Memory;
 use moec_sim::neurons::{NeuronError, Next, Order, Pipeline, Stage, Task};
@@ -39,7 +40,8 @@ pub struct Block {
     pub npu: f64,
     /// Groups that cores compute.
     pub groups: Vec<Group>,
-    /// Part of the cores' bytes that memory has to give; the others stand for multiply-adds ([`Memory::rates`]).
+    /// Part of the cores' bytes that memory has to give; the others represent multiply-adds
+    /// ([`Memory::rates`]).
     pub density: f64,
 }
 
@@ -87,8 +89,8 @@ impl Times {
 }
 
 impl Block {
-    /// Runs it. `workers` are the cores that compute, by their part of the CPU's rate; without an order nothing is computed
-    /// while UFS is read.
+    /// Runs it. `workers` are the cores that compute, by their part of the CPU's rate; without an order
+    /// nothing is computed while UFS is read.
     ///
     /// # Errors
     /// [`NeuronError::Pipeline`] for no workers.
@@ -171,7 +173,7 @@ impl Lanes<'_> {
             return Ok(false);
         }
         self.count(passed, part > 0.0);
-        // What ends within a billionth of this moment ends now: rounding keeps nothing alive.
+        // Tasks that end within a billionth of this moment end now, so that rounding does not prolong them.
         let over = passed * (1.0 + 1e-9);
         let mut ended = Vec::new();
         for (core, &worker) in self.cores.iter_mut().zip(self.workers) {
@@ -235,7 +237,8 @@ mod tests {
 
     #[test]
     fn units_share_memory_and_the_rest_is_alone() {
-        // Both: 8 a second, of which the unit has 4.8. It is through after 1 second, the cores have done 3.2 of 7.2.
+        // Both: 8 a second, of which the unit has 4.8. It is through after 1 second, the cores have done 3.2
+        // of 7.2.
         let block =
             Block { npu: 4.8, density: 1.0, groups: vec![Group { stages: [0.0, 0.0, 7.2, 0.0, 0.0] }] };
         let times = block.run(&MEMORY, &[1.0], Some(Order::Cluster)).expect("times");

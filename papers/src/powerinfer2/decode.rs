@@ -1,4 +1,5 @@
-//! Decoding in virtual time, token by token: who requests which neurons, what memory holds of them, who computes.
+//! Decoding in virtual time, token by token: the neurons that each token requests, those that memory holds,
+//! and the unit that computes them.
 
 use super::activity::{Activity, Routed};
 use super::block::{Block, Group, Times};
@@ -9,7 +10,7 @@ use super::systems::{Reads, System};
 use moec_runtime::offload::neurons::{CacheLookup, Part, Regions, Segmented, Shape};
 use moec_sim::neurons::{NeuronError, Stage};
 
-/// Size of a simulation. Layers are alike, so that some stand for all.
+/// Size of a simulation. Layers are alike, so that some represent all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -186,7 +187,8 @@ impl Case<'_> {
                 Costs { shape: shape(all / u64::from(of), 0), of, gate: seconds(all, range), rest: 0.0 }
             }
             Reads::Rows => {
-                // Rows lie one after the other in their matrices: a read takes every block that its row touches.
+                // Rows are one after the other in their matrices: a read takes every block that its row
+                // touches.
                 let row = bundle.bytes() / 3;
                 let step = greatest_common_divisor(row, BLOCK);
                 let blocks = 1.0 + (row - step) as f64 / BLOCK as f64;
@@ -228,7 +230,7 @@ impl Case<'_> {
         let row = self.model.hidden as f64 * GROUPED;
         let first = self.hot();
         let from = routed.neurons.partition_point(|n| (n.0 as usize) < first);
-        // Hot neurons are there, and count as requested.
+        // Hot neurons are in memory, and count as requested.
         let mut out = RequestCounters { requested: from as u32, ..RequestCounters::default() };
         let cold = &routed.neurons[from..];
         let found = ask(matrix, cold, cache)?;
@@ -239,7 +241,7 @@ impl Case<'_> {
             let mut of = [Group::default(); 2];
             while let Some((&(neuron, active), &[gate, rest])) = left.next_if(|n| (n.0.0 as usize) < end) {
                 let missing = gate.read() + rest.read() > 0;
-                // What came with another one is not read again.
+                // A bundle that was read for another of its neurons is not read again.
                 let bundle = neuron / costs.of;
                 let came = missing && came_with.replace(bundle) == Some(bundle);
                 let seconds =
@@ -266,7 +268,8 @@ impl Case<'_> {
     }
 }
 
-/// Requests the cold neurons of a matrix: first for those that are there, so that none of them makes room for another.
+/// Requests the cold neurons of a matrix: first those that are in memory, so that none of them makes room for
+/// another.
 fn ask(
     matrix: u32,
     cold: &[(u32, bool)],

@@ -11,8 +11,8 @@ pub const CLUSTER: usize = 512;
 pub const BLOCK: u64 = 4096;
 /// Bytes of a long read (§2.3.2).
 pub const LONG: u64 = 512 << 10;
-/// Factor by which units are slower on what a cache of neurons holds. The paper does not say why they do; found from the 404.6 tokens/s
-/// of §7.3, and used for all systems with weights on UFS, while decoding, too.
+/// Factor by which units are slower on what a cache of neurons holds. The paper does not say why they do;
+/// found from the 404.6 tokens/s of §7.3, and used for all systems with weights on UFS, while decoding, too.
 pub const PAGED: f64 = 1.92;
 /// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
 pub const POSITIONS: f64 = 64.0 + 512.0;
@@ -35,7 +35,8 @@ pub struct Dense<'a> {
 }
 
 impl Dense<'_> {
-    /// Bytes that cores, or the NPU, need as long for as for so many weights and a token's multiply-adds of each.
+    /// Bytes that cores, or the NPU, need as long for as for so many weights and a token's multiply-adds of
+    /// each.
     fn bytes(&self, weights: f64) -> (f64, f64) {
         let macs = weights * self.batch;
         let cpu = (weights * GROUPED).max(self.phone.cpu_bytes_of(macs));

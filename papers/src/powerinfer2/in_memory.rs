@@ -1,4 +1,5 @@
-//! Decoding with everything in memory, neurons or whole matrices; and whole matrices that are mapped from UFS.
+//! Decoding with everything in memory, neurons or whole matrices; and whole matrices that are mapped from
+//! UFS.
 
 use super::activity::{expected, popularity};
 use super::block::{Block, Group, Times};
@@ -94,8 +95,8 @@ impl Whole {
         Self { bytes: CHANNEL, rate: phone.memory.npu, macs: phone.npu_macs }
     }
 
-    /// MLC-LLM, on the GPU. Its rate is not printed: that of the NPU, for the part of the time in which it computes
-    /// (§2.3.1).
+    /// MLC-LLM, on the GPU. Its rate is not printed: that of the NPU, for the part of the time in which it
+    /// computes (§2.3.1).
     pub fn gpu(phone: &Phone) -> Self {
         let rate = phone.memory.npu * phone.gpu_busy;
         Self { bytes: GROUPED, rate, macs: phone.gpu_macs }
@@ -119,10 +120,11 @@ pub fn used(model: &Model) -> f64 {
 /// Bytes of the reads ahead of a file that is mapped: Linux's 128 KiB.
 const AHEAD: u64 = 128 << 10;
 
-/// Seconds of a token of llama.cpp with its weights mapped from UFS, `held` of those of the feed-forward part in memory.
+/// Seconds of a token of llama.cpp with its weights mapped from UFS, `held` of those of the feed-forward part
+/// in memory.
 ///
-/// Threads read what they compute. Weights of a dense model are used in a circle, so that each has left memory before it is
-/// used again; experts are drawn, and are there as often as memory holds them.
+/// Threads read what they compute. Weights of a dense model are used in a circle, so that each has left
+/// memory before it is used again; experts are drawn, and are there as often as memory holds them.
 pub fn mapped(phone: &Phone, model: &Model, held: f64) -> f64 {
     let missing = if model.experts == 1 { 1.0 } else { 1.0 - held };
     let bytes = missing * model.routed() * model.layers as f64 * GROUPED;

@@ -1,11 +1,12 @@
 //! *PowerInfer-2*: its evaluation, simulated.
 //!
 //! [`phone`] is a phone in virtual time, [`machine`] has the two of its Table 3, [`models`]
-//! the models by their shapes, [`activity`] who requests which neurons, with a source of every constant. [`systems`] says
-//! what is compared. [`mod@block`] runs the feed-forward part of a layer, [`decode`], [`in_memory`] and [`prefill`] whole models; what is decided
-//! there is decided by [`moec_runtime::offload::neurons`]: what stays in memory, who computes what next, and, in [`planned`], how many
-//! neurons are hot. [`report`] has everything once, [`claims`] puts it beside the paper's figures, [`page`] writes it as a page of
-//! the documentation and [`plots`] draws it.
+//! the models by their shapes, [`activity`] the neurons that tokens request, with a source of every constant.
+//! [`systems`] says what is compared. [`mod@block`] runs the feed-forward part of a layer, [`decode`],
+//! [`in_memory`] and [`prefill`] whole models; what is decided there is decided by
+//! [`moec_runtime::offload::neurons`]: the weights that stay in memory, the next work of each unit, and, in
+//! [`planned`], how many neurons are hot. [`report`] has everything once, [`claims`] puts it beside the
+//! paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
 
 pub mod activity;
 pub mod block;

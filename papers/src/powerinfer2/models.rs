@@ -1,7 +1,8 @@
-//! The five models of §7.1 by their shapes, as their configurations on Hugging Face have them, and how many of their neurons
-//! a token requests.
+//! The five models of §7.1 by their shapes, as their configurations on Hugging Face have them, and how many
+//! of their neurons a token requests.
 
-/// Bytes of a weight in 4 bits, with a scale of 16 bits for 32 of them: what cores read of memory (§7.6, llama.cpp's groups).
+/// Bytes of a weight in 4 bits, with a scale of 16 bits for 32 of them: what cores read of memory (§7.6,
+/// llama.cpp's groups).
 pub const GROUPED: f64 = 0.5 + 2.0 / 32.0;
 /// Bytes of a weight in 4 bits with a scale for a channel: what the NPU reads (§7.6).
 pub const CHANNEL: f64 = 0.5;
@@ -52,7 +53,8 @@ pub const BAMBOO: Model = Model {
     novelty: DENSE,
 };
 
-/// Mistral-7B with SiLU. §7.2.5: 50 % by CATS; predicted like the others, since CATS itself would need every gate.
+/// Mistral-7B with SiLU. §7.2.5: 50 % by CATS; predicted like the others, since CATS itself would need every
+/// gate.
 pub const MISTRAL: Model = Model { name: "Mistral(SiLU)-7B", active: 0.5, ..BAMBOO };
 
 /// Sparse Qwen2-7B. Nothing is printed of its sparsity: Bamboo's is taken.

@@ -1,4 +1,5 @@
-//! The hot share that the runtime's planner chooses, from tables of a phone and a model; and the one that is best in simulation.
+//! The hot share that the runtime's planner chooses, from tables of a phone and a model; and the one that is
+//! best in simulation.
 
 use super::activity::{Activity, popularity};
 use super::decode::{Case, Size};
@@ -30,7 +31,7 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
     let bundle = bundle(model, &phone.ufs.random)?;
     let seconds =
         |bytes: u64| if bytes == 0 { 0.0 } else { phone.ufs.random_seconds(bytes, 128e6, Cluster::Mid) };
-    // Of gates that are requested so many are active, and take the second read.
+    // This share of the requested gates is active, and takes the second read.
     let read = seconds(bundle.gate().bytes) + TOGETHER * seconds(bundle.rest().bytes);
     Ok(Tables {
         active,

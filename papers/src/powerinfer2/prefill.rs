@@ -1,4 +1,5 @@
-//! Prompts in virtual time. All neurons are requested (§7.2.2), so that weights on UFS come one after the other, or in pieces.
+//! Prompts in virtual time. All neurons are requested (§7.2.2), so that weights on UFS come one after the
+//! other, or in pieces.
 
 use super::dense::{LONG, PAGED, bundle};
 use super::in_memory::used;
@@ -84,7 +85,8 @@ impl Prompt<'_> {
         self.computing(used(model), all, phone.cpu_macs, phone.memory.cpu, GROUPED)
     }
 
-    /// Tokens per second of llama.cpp: all feed-forward weights come through a mapping, from which they go before they are used again.
+    /// Tokens per second of llama.cpp: all feed-forward weights come through a mapping, from which they go
+    /// before they are used again.
     pub fn mapped(&self) -> f64 {
         let bytes = if self.held < 1.0 { self.model.feed_forward() * GROUPED } else { 0.0 };
         let ufs = &self.phone.ufs;

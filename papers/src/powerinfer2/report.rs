@@ -19,7 +19,8 @@ const MEMORY_GB: [f64; 7] = [7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0];
 pub const PROMPTS: [usize; 2] = [128, 512];
 /// Sequences of Figure 13.
 pub const BATCHES: [usize; 4] = [1, 2, 3, 4];
-/// Tokens of a prompt and of an answer of LMSYS-Chat-1M on average, as its paper says: Table 8's prompts are drawn from it.
+/// Tokens of a prompt and of an answer of LMSYS-Chat-1M on average, as its paper says: Table 8's prompts are
+/// drawn from it.
 pub const CHAT: (f64, f64) = (69.5, 214.5);
 /// Printed statistics of a token's milliseconds (Table 5).
 pub const LATENCIES: [&str; 4] = ["mean", "P50", "P90", "P99"];
@@ -151,9 +152,10 @@ pub struct Report {
     pub ablation: Vec<(&'static str, SystemRun)>,
     /// By the core that reads, Bamboo-7B.
     pub readers: Vec<(Cluster, SystemRun)>,
-    /// With half of Bamboo-7B on UFS: who chooses, hot share, tokens per second.
+    /// With half of Bamboo-7B on UFS: the chooser, hot share, tokens per second.
     pub chosen: Vec<(&'static str, f64, f64)>,
-    /// Mixtral-47B with fewer active neurons: billions of activated parameters, and runs at 7 GB, with half in memory, at 19 GB.
+    /// Mixtral-47B with fewer active neurons: billions of activated parameters, and runs at 7 GB, with half
+    /// in memory, at 19 GB.
     pub sparser: Vec<(f64, [SystemRun; 3])>,
     /// Table 8: joules per token of PowerInfer-2, QNN and llama.cpp.
     pub energy: [f64; 3],

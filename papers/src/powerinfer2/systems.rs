@@ -10,7 +10,8 @@ pub enum Reads {
     Rows,
     /// Its bundle, in two reads where that is faster (§4.4).
     Bundle,
-    /// The bundles of so many neighbours in one read: LLMFlash's bundles of neurons that may be active together (§4.2).
+    /// The bundles of so many neighbours in one read: LLMFlash's bundles of neurons that may be active
+    /// together (§4.2).
     Together(u32),
 }
 

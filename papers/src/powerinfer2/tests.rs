@@ -1,4 +1,5 @@
-//! The page's statements hold, in a short run; and what takes no run stands on it as it is computed.
+//! Tests that the page's statements hold in a short run, and that figures without a run are on it as
+//! computed.
 
 use super::block::{Block, Group};
 use super::claims::claims;

@@ -7,7 +7,7 @@ use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
 use moec_runtime::schedule::scheduled::{PredictionCounters, Setup, Window};
 use moec_runtime::schedule::{System, Table};
 
-/// Size of a configuration's simulation. Layers are alike, so that some stand for all.
+/// Size of a configuration's simulation. Layers are alike, so that some represent all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -47,7 +47,8 @@ pub struct Case<'a> {
 /// Means over steps and layers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// Routed experts of a layer, with the rows that go to the host and come back: the MoE layer, in microseconds.
+    /// Routed experts of a layer, with the rows that go to the host and come back: the MoE layer, in
+    /// microseconds.
     pub moe_us: f64,
     /// Attention, dense layers and shared experts of a layer, in microseconds.
     pub before_us: f64,

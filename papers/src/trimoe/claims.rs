@@ -62,8 +62,8 @@ pub fn steps(report: &Report) -> Vec<f64> {
     (1..n).map(|i| ratio(i, if i < 4 { i - 1 } else { 3 })).collect()
 }
 
-/// Milliseconds for so many striped experts of Qwen3 to be localized on DIMMs of their own, all at once: each link
-/// carries one expert in, and its share of the others out.
+/// Milliseconds for so many striped experts of Qwen3 to be localized on DIMMs of their own, all at once: each
+/// link carries one expert in, and its share of the others out.
 pub fn relayouts_ms(machine: &Machine, experts: usize) -> f64 {
     let bytes = QWEN.expert_bytes() as f64;
     let share = bytes / machine.dimms as f64;

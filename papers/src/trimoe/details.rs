@@ -7,9 +7,10 @@ use super::report::{OUTPUTS, PROMPT, Report, kv_gb};
 use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
 
-/// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch with the search
-/// that leaves plateaus, and of the moves after it. `cargo test --release -p moec-runtime makespan::tests::timing -- --ignored
-/// --nocapture` prints them; here one core of an Intel Xeon with AMX, at 3.5 GHz.
+/// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch
+/// with the search that leaves plateaus, and of the moves after it. `cargo test --release -p moec-runtime
+/// makespan::tests::timing -- --ignored --nocapture` prints them; here one core of an Intel Xeon with AMX, at
+/// 3.5 GHz.
 const SCHEDULER_US: [(usize, f64, f64); 4] =
     [(32, 6.0, 27.2), (128, 7.1, 28.3), (512, 32.2, 30.5), (1024, 60.7, 36.7)];
 

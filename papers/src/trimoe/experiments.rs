@@ -198,7 +198,8 @@ impl Bench {
         Ok(times)
     }
 
-    /// The speedups of TriMoE and of moec over the best baseline, each model's mean over the batches of §5.1.3.
+    /// The speedups of TriMoE and of moec over the best baseline, each model's mean over the batches of
+    /// §5.1.3.
     ///
     /// # Errors
     /// A setup that cannot be.

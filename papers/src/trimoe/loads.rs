@@ -1,21 +1,23 @@
 //! Number of tokens of a step that chose each expert.
 //!
 //! Two kinds. *Drawn*: shares of a layer's experts with the skew of §3.1, which wander from step to step.
-//! *Recorded*: shares of OLMoE's experts by domain of text (`golden/traces`), in a batch whose sequences end and make
-//! room for others. In both each token then draws its experts by these shares, none twice. All is repeatable.
+//! *Recorded*: shares of OLMoE's experts by domain of text (`golden/traces`), in a batch whose sequences end
+//! and make room for others. In both each token then draws its experts by these shares, none twice. All is
+//! repeatable.
 
 use crate::random::Random;
 use moec_sim::draw_experts;
 
-/// Part of the experts and of their tokens that are hot, and warm; the others are cold. §3.1: more than 70 % of the
-/// experts have 8 % of the tokens, 20 to 40 % up to 70 %.
+/// Part of the experts and of their tokens that are hot, and warm; the others are cold. §3.1: more than 70 %
+/// of the experts have 8 % of the tokens, 20 to 40 % up to 70 %.
 const HOT: (f64, f64) = (0.05, 0.22);
 const WARM: (f64, f64) = (0.25, 0.70);
 /// Spread of the shares within a class: the logarithm's deviation.
 const SPREAD: f64 = 0.4;
 /// Share of a deviation that is left from one step to the next.
 const KEPT: f64 = 0.9;
-/// Deviation of a share's logarithm from the one by which experts are put in order. Found from the 78 % of §4.3.
+/// Deviation of a share's logarithm from the one by which experts are put in order. Found from the 78 % of
+/// §4.3.
 pub const DRIFT: f64 = 1.0;
 /// Tokens of a sequence before another takes its place, on average.
 const LENGTH: f64 = 256.0;

@@ -16,8 +16,9 @@ const HBM: f64 = 2.04e12;
 const GPU_POINT: (f64, f64) = (256.0, 0.30);
 /// The part of [`GPU_FLOPS`] that it never passes. Assumed.
 const GPU_MOST: f64 = 0.75;
-/// Tokens of an expert, and operations a second that the CPU reaches with them. §3.2: 10 to 40 TFLOPS for tens
-/// to hundreds of tokens; read as 10 with 16 tokens, which fill a tile, and 40 from 256 on, by powers between them.
+/// Tokens of an expert, and operations a second that the CPU reaches with them. §3.2: 10 to 40 TFLOPS for
+/// tens to hundreds of tokens; read as 10 with 16 tokens, which fill a tile, and 40 from 256 on, by powers
+/// between them.
 const AMX: [(u32, f64); 6] =
     [(16, 10e12), (32, 14.1e12), (64, 20e12), (128, 28.3e12), (256, 40e12), (1024, 40e12)];
 /// The same of moec's kernels: one core with AMX reaches this part of [`AMX_FLOPS`] divided by its cores.
@@ -31,8 +32,8 @@ pub const PCIE: f64 = 64e9;
 pub const LINK: f64 = 25e9;
 /// The part of [`GPU_FLOPS`] that attention reaches where memory does not bind. Assumed.
 pub const ATTENTION: f64 = 0.5;
-/// Positions of a sequence on average. Found from the 0.68 ms of §5.5: as long as attention of Qwen3 then takes
-/// at batch 512.
+/// Positions of a sequence on average. Found from the 0.68 ms of §5.5: as long as attention of Qwen3 then
+/// takes at batch 512.
 pub const CONTEXT: f64 = 1188.0;
 /// Part of a layer's routed experts that the GPU's memory holds. §2.2: more than 90 % are in the host's.
 const CACHED: f64 = 0.10;
@@ -169,7 +170,7 @@ impl Machine {
 /// `f_calc` of a near-data unit: the command stream of an expert, timed on the machine that executes it.
 ///
 /// # Errors
-/// Why there is no such stream.
+/// There is no such stream; the text is the reason.
 pub fn ndp_times(model: &Model) -> Result<Table, String> {
     let said = |e: &dyn std::error::Error| format!("an expert of {}: {e}", model.name);
     let all_dimms = DimmConfig::trimoe();

@@ -1,9 +1,10 @@
 //! *TriMoE*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed. [`machine`], [`models`] and [`loads`] are the machine of its Table 1, the models of its
-//! Table 2 and the loads of their experts, with a source of every constant; [`mod@bench`] simulates one configuration on
-//! [`moec_ndp::steps`], [`experiments`] compares systems, [`report`] has everything once. [`claims`] puts it beside the
-//! paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
+//! [`paper`] holds what it printed. [`machine`], [`models`] and [`loads`] are the machine of its Table 1, the
+//! models of its Table 2 and the loads of their experts, with a source of every constant; [`mod@bench`]
+//! simulates one configuration on [`moec_ndp::steps`], [`experiments`] compares systems, [`report`] has
+//! everything once. [`claims`] puts it beside the paper's figures, [`page`] writes it as a page of the
+//! documentation and [`plots`] draws it.
 
 pub mod bench;
 pub mod claims;

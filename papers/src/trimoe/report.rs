@@ -30,7 +30,7 @@ pub struct Speeds {
     pub model: &'static str,
     /// Tokens of a step.
     pub batch: usize,
-    /// Whether loads are drawn, or recorded ones of OLMoE.
+    /// Whether loads are drawn at random; otherwise they are recorded ones of OLMoE.
     pub drawn: bool,
     /// Microseconds of each system's MoE layer.
     pub us: [f64; 5],
@@ -119,7 +119,7 @@ pub struct Report {
     pub migration: [Migration; 3],
     /// Without a GPU, microseconds by model: the CPU alone, TriMoE, moec.
     pub no_gpu: [[f64; 3]; 3],
-    /// Factor by which near-data units take longer if warm experts are theirs, too.
+    /// Factor by which near-data units take longer if they compute warm experts, too.
     pub warm_on_ndp: f64,
     /// Attention and dense layers of Qwen3 at batch 512, in milliseconds.
     pub window_ms: f64,
@@ -302,7 +302,8 @@ fn no_gpu(bench: &Bench, model: &Model) -> Result<[f64; 3], StepsError> {
     Ok(out)
 }
 
-/// Time of all near-data units with the experts that are not hot, over that with the cold ones, of mean loads.
+/// Time of all near-data units with the experts that are not hot, over that with the cold ones, of mean
+/// loads.
 fn warm_on_ndp(bench: &Bench, model: &Model) -> f64 {
     let loads = Loads::new(&bench.drawn, 1, model.experts, model.k, BATCH, 7);
     let mut mean = loads.mean(0);

@@ -4,18 +4,18 @@
 ///
 /// Called as `f(args, n, begin, end, scratch)`:
 ///
-/// | argument | what |
+/// | argument | meaning |
 /// |---|---|
-/// | `args` | one address per argument of the step, in the step's order: a place in the arena, a packed weight, a KV-cache tensor |
-/// | `n` | valid rows: of tokens or of wanted outputs, as the step's `rows` says; at least 1 |
-/// | `begin`, `end` | the work items of this call, `begin < end`; concurrent calls of one step get disjoint ranges |
-/// | `scratch` | the thread's own scratch, `scratch_bytes` of it, 64-byte aligned, with arbitrary content |
+/// | `args` | an address per argument of the step, in order: in the arena, a packed weight, a state |
+/// | `n` | valid rows, of tokens or requested outputs by the step's `rows`; at least 1 |
+/// | `begin`, `end` | work items of this call, `begin < end`; calls of one step get disjoint ranges |
+/// | `scratch` | the thread's `scratch_bytes` bytes of scratch, 64-byte aligned, of arbitrary content |
 ///
-/// What is computed does not depend on how the items are split into calls.
+/// The result does not depend on the split of the items into calls.
 ///
 /// # Safety
-/// A kernel trusts its addresses. Code that puts one into a [`crate::bundle::program::Program`] vouches that it
-/// keeps to the extents of the buffers, segments and states that its step names, that it writes no
-/// segment, and that it does not unwind.
+/// A kernel trusts its addresses. Code that puts a kernel into a [`crate::bundle::program::Program`]
+/// guarantees three things. The kernel keeps to the extents of the buffers, segments and states that its step
+/// names. It writes no segment. It does not unwind.
 pub type KernelFn =
     unsafe extern "C" fn(args: *const *mut u8, n: i64, begin: i64, end: i64, scratch: *mut u8);

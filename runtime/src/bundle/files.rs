@@ -1,7 +1,8 @@
-//! The files of a bundle, each opened once: what is checked of a file is what its reader gets, whatever happens to its path.
+//! The files of a bundle. Each is opened once, so a reader gets the bytes that were checked, even if the path
+//! changes.
 //!
-//! What the plan names is known to every program: its weights, its tokenizer, its GPU kernels. Everything else stands in the
-//! manifest, which is read where all files are to be checked.
+//! Every program knows the files that its plan names: weights, tokenizer, GPU kernels. The manifest lists all
+//! other files; it is read if all files are to be checked.
 
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
@@ -16,10 +17,10 @@ use std::io::{self, ErrorKind, Read as _, Seek as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Reads files of a bundle, or of a folder in it, by their names there, with `/`. Clones share what they map.
+/// Reader of a bundle, or of a folder in it. Files are named by paths with `/`. Clones share their mappings.
 ///
-/// A library that takes a path opens the file itself: a caller that hands it one ([`BundleReader::path`]) cannot have it read what
-/// was checked. Core ML's packages are such files.
+/// A library that takes a path ([`BundleReader::path`]) opens the file itself, so it may read other bytes
+/// than were checked. Core ML's packages are read this way.
 #[derive(Clone, Debug)]
 pub struct BundleReader {
     bundle: Arc<Listing>,
@@ -27,7 +28,7 @@ pub struct BundleReader {
     prefix: String,
 }
 
-/// A bundle, and what is known of its files.
+/// A bundle, and its known files.
 #[derive(Debug)]
 struct Listing {
     folder: PathBuf,
@@ -46,28 +47,28 @@ impl BundleReader {
         Self { bundle, prefix: String::new() }
     }
 
-    /// Of a folder of whose files nothing is known. Nothing is checked.
+    /// Reader of a folder without known files. Nothing is checked.
     pub fn unchecked(folder: &Path) -> Self {
         Self::new(folder, &[], CheckLevel::Sizes, false)
     }
 
-    /// Of the bundle of a plan, which knows some of its files. Only these are checked.
+    /// Reader of the bundle of a plan. Only the files that the plan names are checked.
     pub fn of_plan(folder: &Path, plan: &Plan, check: CheckLevel) -> Self {
         Self::new(folder, &plan.files, check, false)
     }
 
-    /// Of a bundle with these files. Where all are checked, a file that is not among them is refused.
+    /// Reader of a bundle with these files. If all files are checked, any other file is refused.
     pub fn of_manifest(folder: &Path, files: &[FileRef], check: CheckLevel) -> Self {
         Self::new(folder, files, check, true)
     }
 
-    /// A folder of it.
+    /// Reader of a folder in this one.
     #[must_use]
     pub fn below(&self, folder: &str) -> Self {
         Self { bundle: Arc::clone(&self.bundle), prefix: format!("{}{folder}/", self.prefix) }
     }
 
-    /// Folder of its files: the bundle's, or the one in it.
+    /// Folder of the files: the bundle's, or one inside of it.
     pub fn folder(&self) -> PathBuf {
         self.bundle.folder.join(&self.prefix)
     }
@@ -93,7 +94,7 @@ impl BundleReader {
     /// Opens a file.
     ///
     /// # Errors
-    /// A path outside of the bundle; a file that is missing, that the bundle should not have, or of another size.
+    /// A path outside of the bundle; a file that is missing, not listed, or of another size.
     pub fn open(&self, name: &str) -> Result<CheckedFile> {
         let name = format!("{}{name}", self.prefix);
         let known = self.bundle.files.get(&name);
@@ -113,7 +114,7 @@ impl BundleReader {
         self.open(name)?.read(limit)
     }
 
-    /// As [`BundleReader::read`]; `None` where there is no such file.
+    /// As [`BundleReader::read`]; `None` if there is no such file.
     ///
     /// # Errors
     /// As [`BundleReader::read`].
@@ -124,10 +125,11 @@ impl BundleReader {
         }
     }
 
-    /// Maps a file, once for this reader and its clones. See [`MappedFile::open`] for what others can do to its bytes.
+    /// Maps a file, once for this reader and its clones. See [`MappedFile::open`] for changes by other
+    /// processes.
     ///
     /// # Errors
-    /// As [`BundleReader::open`]; another content; what the operating system refuses.
+    /// As [`BundleReader::open`]; other content; an operation that the operating system refuses.
     pub fn map(&self, name: &str) -> Result<Arc<MappedFile>> {
         let mut maps = self.bundle.maps.lock().unwrap_or_else(PoisonError::into_inner);
         let name_in_bundle = format!("{}{name}", self.prefix);
@@ -143,7 +145,7 @@ impl BundleReader {
     }
 }
 
-/// A file of a bundle, open, and what its content must be, if that is checked.
+/// An open file of a bundle, with its expected content if that is checked.
 #[derive(Debug)]
 pub struct CheckedFile {
     file: BundleFile,
@@ -151,12 +153,13 @@ pub struct CheckedFile {
 }
 
 impl CheckedFile {
-    /// Path when it was opened.
+    /// Path at which it was opened.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 
-    /// Reads it whole, as often as wanted: whatever the path names by now, this is the file that was opened.
+    /// Reads the whole file that was opened, even if the path now names another one. May be called
+    /// repeatedly.
     ///
     /// # Errors
     /// [`Error::BadFile`]; a file that cannot be read, or with more bytes than the limit.
@@ -166,7 +169,7 @@ impl CheckedFile {
         Ok(bytes)
     }
 
-    /// The SHA-256 of its content.
+    /// SHA-256 of its content.
     ///
     /// # Errors
     /// [`Error::BadFile`]; a file that cannot be read.
@@ -177,7 +180,7 @@ impl CheckedFile {
     }
 }
 
-/// A file of the bundle, open.
+/// An open file of the bundle.
 #[derive(Debug)]
 pub(crate) struct BundleFile {
     pub(crate) path: PathBuf,
@@ -185,8 +188,8 @@ pub(crate) struct BundleFile {
 }
 
 impl BundleFile {
-    /// Opens a file, by its name in the bundle. It must have so many bytes, if they are known: that costs nothing and catches
-    /// most damage.
+    /// Opens a file by its name in the bundle. Its size must be `bytes`, if known: this check costs nothing
+    /// and catches most damage.
     ///
     /// # Errors
     /// A path outside of the bundle; a file that is missing or has another size.
@@ -211,7 +214,7 @@ impl BundleFile {
     /// Identity of the file.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// [`Error::Io`] if the operating system refuses.
     pub(crate) fn identity(&self) -> Result<Option<FileId>> {
         regular::identity(&self.file).map_err(self.failed("read"))
     }
@@ -238,7 +241,7 @@ impl BundleFile {
         self.check_hash(info, self.digest()?)
     }
 
-    /// The SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
+    /// SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
     fn digest(&self) -> Result<[u8; 32]> {
         let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
         let mut file = &self.file;
@@ -280,10 +283,10 @@ impl BundleFiles {
         self.0.iter()
     }
 
-    /// The file of an index of the plan.
+    /// File at an index of the plan.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for an index that is not there.
+    /// [`Error::Bundle`] for an index out of range.
     pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
         self.0.get(index as usize).ok_or_else(|| Error::plan(format!("there is no file {index}")))
     }
@@ -299,8 +302,8 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-/// Requests pages as large as the CPU has them, where the file system takes part (ext4 and XFS of recent Linux):
-/// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
+/// Requests huge pages, where the file system supports them (ext4 and XFS of recent Linux). One or two faults
+/// then read and map a matrix of an expert, instead of one per sixteen small pages. A hint.
 #[cfg(target_os = "linux")]
 fn in_huge_pages(map: &MappedFile) {
     drop(map.map().advise(memmap2::Advice::HugePage));
@@ -310,15 +313,16 @@ fn in_huge_pages(map: &MappedFile) {
 #[cfg(not(target_os = "linux"))]
 fn in_huge_pages(_map: &MappedFile) {}
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE: usize = 1 << 20;
 
-/// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
-/// own with bytes further on until these are dropped, too.
+/// Drops the first `len` bytes of a file from the page cache. The range begins at 0, because the kernel keeps
+/// a folio until all of its bytes are dropped.
 #[cfg(target_os = "linux")]
 pub(crate) fn forget(file: &File, len: usize) {
     use std::os::fd::AsRawFd as _;
-    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the operating system not take it, nothing is lost.
+    // SAFETY: a hint on an open descriptor; no memory is passed. If the operating system ignores it, nothing
+    // is lost.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
 }
 
@@ -334,7 +338,7 @@ mod tests {
 
     const TEXT: Limit = regular::TEXT;
 
-    /// A folder with files, and how a manifest lists them.
+    /// A folder with files, and their rows of a manifest.
     fn bundle(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<FileRef>) {
         let dir = tempfile::tempdir().unwrap();
         let listed = files.iter().map(|(name, text)| {
@@ -351,7 +355,7 @@ mod tests {
         (dir, listed)
     }
 
-    /// Puts another file in place of one, as who replaces a file while it is used.
+    /// Replaces a file by another one, as a user might do while it is in use.
     fn replace(path: &Path, text: &str) {
         let other = path.with_extension("other");
         fs::write(&other, text).unwrap();
@@ -370,7 +374,7 @@ mod tests {
             assert_eq!((file.path(), &*file.read(TEXT).unwrap()), (&*path, &b"first"[..]));
             assert_eq!((&**map, &**reader.below("a").map("x").unwrap()), (&b"first"[..], &b"first"[..]));
             assert_eq!(file.digest().unwrap(), listed[0].sha256);
-            // Who opens it now gets the other one, or none.
+            // Opening it now gives the other file, or an error.
             match reader.read("a/x", TEXT) {
                 Ok(bytes) => assert!(check == CheckLevel::Sizes && bytes == b"other"),
                 Err(e) => assert!(check > CheckLevel::Sizes && is_changed(&e), "{e}"),

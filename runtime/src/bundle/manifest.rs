@@ -1,7 +1,7 @@
-//! The bundle's `manifest.json`, held against the files that it lists: what `--check` does.
+//! Comparison of the bundle's `manifest.json` with the files that it lists, for `--check`.
 //!
-//! A program needs its weights and its tokenizer; the manifest lists the rest, too: plan, graph, kernels, packages,
-//! sources, and the program itself.
+//! A program needs its weights and its tokenizer; the manifest lists the rest, too: plan, graph, kernels,
+//! packages, sources, and the program itself.
 
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleReader};
@@ -22,17 +22,17 @@ const RUN: &str = "run";
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// Files, the manifest not counted.
+    /// Number of files, without the manifest.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
-    /// Of these, bytes of the program's weights, whose content is not checked yet.
+    /// Bytes among them of the program's weights, whose content is not checked yet.
     pub left: u64,
-    /// Whether there is a `run` that the manifest does not list, since it was built after it (on a Mac).
+    /// Whether there is a `run` that the manifest does not list, because it was built later (on a Mac).
     pub run_unlisted: bool,
 }
 
-/// Reads which files a bundle has.
+/// Reads the list of a bundle's files.
 ///
 /// # Errors
 /// No manifest, or one that is malformed.
@@ -40,7 +40,7 @@ pub fn files(bundle: &Path) -> Result<Vec<FileRef>> {
     parse(&read(&bundle.join(MANIFEST))?, bundle)
 }
 
-/// As [`files`], of what the manifest of the folder `bundle` holds.
+/// As [`files`], from the content of the manifest of the folder `bundle`.
 ///
 /// # Errors
 /// A manifest that is malformed.
@@ -57,11 +57,12 @@ pub fn parse(manifest: &[u8], bundle: &Path) -> Result<Vec<FileRef>> {
     listed.iter().map(file).collect()
 }
 
-/// Compares size and SHA-256 of every file that is listed. With `program`, the list must also be of the build that this
-/// program is of; of the files with its weights, sizes alone are compared here: their store hashes what it maps or reads.
+/// Compares size and SHA-256 of every listed file. With `program`, the list must come from the same build as
+/// this program. Of files with its weights only the sizes are compared here: their store hashes them when it
+/// maps or reads them.
 ///
 /// # Errors
-/// A list of another build, and the first file that is missing or was changed.
+/// A manifest of another build; the first file that is missing or was changed.
 pub fn check(bundle: &BundleReader, program: Option<&Program>) -> Result<Checked> {
     let files: Vec<&FileRef> = bundle.listed().into_iter().flatten().collect();
     let folder = bundle.folder();
@@ -89,17 +90,17 @@ pub fn check(bundle: &BundleReader, program: Option<&Program>) -> Result<Checked
     })
 }
 
-/// The manifest's own SHA-256, by which a bundle can be compared; `None` if there is none to read.
+/// SHA-256 of the manifest itself, by which bundles can be compared; `None` if there is no readable manifest.
 pub fn digest(bundle: &Path) -> Option<[u8; 32]> {
     read(&bundle.join(MANIFEST)).ok().map(|bytes| Sha256::digest(bytes).into())
 }
 
-/// The manifest of a bundle cannot be used.
+/// Error for a manifest that cannot be used.
 fn bad(bundle: &Path, why: String) -> Error {
     Error::file(bundle.join(MANIFEST), format!("is not a manifest of this bundle: {why}")).with_hint(DAMAGED)
 }
 
-/// Reads it: a regular file of bounded size, and no link.
+/// Reads the manifest: a regular file of bounded size, not a link.
 fn read(path: &Path) -> Result<Vec<u8>> {
     regular::read_unlinked(path, regular::MANIFEST).map_err(|source| {
         if source.kind() == ErrorKind::NotFound {

@@ -1,4 +1,4 @@
-//! The bundle that is executed: its program with the addresses of its kernels, its files, its C interface.
+//! The bundle that is executed: its program with the addresses of kernels, its files, the kernels' C ABI.
 
 pub mod abi;
 mod files;

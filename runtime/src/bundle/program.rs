@@ -9,8 +9,8 @@ use std::ops::Deref;
 
 /// A model compiled for a target, ready to run: a Plan that [`verify::plan`] accepts, and its kernels.
 ///
-/// Lends the Plan, and never gives it out to be changed. What the verifier cannot know is whether kernels keep to the
-/// extents of their arguments: see [`KernelFn`].
+/// The Plan is only lent, so it cannot be changed. The verifier cannot check that kernels keep to the extents
+/// of their arguments: see [`KernelFn`].
 #[derive(Clone, Debug)]
 pub struct Program {
     plan: Plan,
@@ -21,7 +21,7 @@ pub struct Program {
 /// Code of a step, with its address.
 #[derive(Clone, Copy, Debug)]
 pub enum Code {
-    /// A kernel of the object code. See [`KernelFn`] for what it must keep to.
+    /// A kernel of the object code. See [`KernelFn`] for its contract.
     Kernel(KernelFn),
     /// A function of the runtime; runs on one thread.
     Builtin(Builtin),
@@ -42,11 +42,11 @@ impl Program {
 
     /// Verifies a plan and finds its kernels.
     ///
-    /// The code that `resolve` returns must stay in memory as long as the result (and every engine opened
-    /// on it) is used.
+    /// Code that `resolve` returns must stay in memory while the result, or an engine opened on it, is used.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for a plan of another version or one that is not valid, and for a symbol that `resolve` does not know.
+    /// [`Error::Bundle`] for an invalid plan, one of another version, or a symbol that `resolve` does not
+    /// know.
     pub fn new(plan: Plan, resolve: &dyn Fn(&str) -> Option<KernelFn>) -> Result<Self> {
         verify::plan(&plan).map_err(Error::plan)?;
         let missing =
@@ -59,7 +59,7 @@ impl Program {
     /// Program that is linked into a `run`: an encoded plan, and its kernels in the plan's order.
     ///
     /// # Errors
-    /// As [`Program::new`]; bytes that are no plan.
+    /// As [`Program::new`]; bytes that are not a plan.
     pub fn linked(plan: &[u8], kernels: &[KernelFn]) -> Result<Self> {
         let plan = Plan::decode(plan).map_err(Error::plan)?;
         let symbols = plan.kernels.iter().map(|k| k.symbol.clone());
@@ -67,8 +67,8 @@ impl Program {
         Self::new(plan, &|symbol| kernels.get(symbol).copied())
     }
 
-    /// The same program without these features among what it requires of the CPU, because an emulator in
-    /// this process executes their instructions.
+    /// Removes these features from the CPU features that the program requires, because an emulator in this
+    /// process executes their instructions.
     #[must_use]
     pub fn emulating(mut self, features: &[String]) -> Self {
         self.plan.target.features.retain(|f| !features.contains(f));

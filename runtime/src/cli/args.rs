@@ -1,7 +1,7 @@
 //! Arguments of the subcommands.
 //!
-//! A group that several subcommands flatten has a heading of its own and is flattened after the subcommand's own options: a heading
-//! holds for all options after it.
+//! A group that several subcommands share has its own heading. It is flattened after the subcommand's own
+//! options, because a heading applies to all options after it.
 
 use crate::platform::cpu::MAX_THREADS;
 use crate::serving::sampler::{MAX_TOP_LOGPROBS, Sampling};
@@ -40,11 +40,12 @@ pub struct Common {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
-    /// Bind every worker thread to a core of its own, where the system can; the thread that starts them stays free
+    /// Bind every worker thread to a core of its own, where the system can; the thread that starts them stays
+    /// free
     #[arg(long)]
     pub(super) pin: bool,
-    /// Check size and SHA-256 of every file of the bundle first, this program's own included, and say how many; else only of
-    /// weights up to 64 MiB and the tokenizer
+    /// Check size and SHA-256 of every file of the bundle first, this program's own included, and say how
+    /// many; else only of weights up to 64 MiB and the tokenizer
     #[arg(long)]
     pub(super) check: bool,
     /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
@@ -53,8 +54,8 @@ pub struct Common {
     /// Ignore the bundle's memory budget; keep all weights in RAM
     #[arg(long)]
     pub(super) no_budget: bool,
-    /// Place of weights: `ram`, in memory of this process, in huge pages and read past the page cache; `mmap`, in the page
-    /// cache, which processes share; `auto`, in its own where that leaves room
+    /// Place of weights: `ram`, in memory of this process, in huge pages and read past the page cache;
+    /// `mmap`, in the page cache, which processes share; `auto`, in its own where that leaves room
     #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(weights_values()).map(where_weights_lie))]
     pub(super) weights: Weights,
     /// Map weights and read them when they are first needed, and not all of them after the first prompt
@@ -75,19 +76,23 @@ pub struct SamplingArgs {
     /// Sampling temperature; 0 is greedy [default: 0; in `chat` what the model's makers advise, else 1]
     #[arg(long, value_name = "T", value_parser = sampling("temperature"), allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Nucleus sampling: keep the most probable tokens with this cumulative probability [default: 1; in `chat` as advised]
+    /// Nucleus sampling: keep the most probable tokens with this cumulative probability [default: 1; in
+    /// `chat` as advised]
     #[arg(long, value_name = "P", value_parser = sampling("top_p"), allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Keep only this many of the most probable tokens; 0 keeps all [default: 0; in `chat` as advised]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Discard tokens less probable than this share of the most probable one; 0 keeps all [default: 0; in `chat` as advised]
+    /// Discard tokens less probable than this share of the most probable one; 0 keeps all [default: 0; in
+    /// `chat` as advised]
     #[arg(long, value_name = "P", value_parser = sampling("min_p"), allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability [default: 1; in `chat` as advised]
+    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability
+    /// [default: 1; in `chat` as advised]
     #[arg(long, value_name = "P", value_parser = sampling("typical_p"), allow_negative_numbers = true)]
     pub typical_p: Option<f32>,
-    /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1 leaves them [default: 1; in `chat` as advised]
+    /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1
+    /// leaves them [default: 1; in `chat` as advised]
     #[arg(long, value_name = "R", value_parser = sampling("repetition_penalty"), allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from the logit of every token of the answer [default: 0]
@@ -105,7 +110,8 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The options of a sampler: those that are given, over others. Log-probabilities are not among these arguments.
+    /// Options of a sampler: those that are given, and `others` for the rest. Log-probabilities are not among
+    /// these arguments.
     pub fn over(&self, others: &Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(others.temperature),
@@ -137,27 +143,30 @@ pub(super) struct Generate {
     /// Stop sequence: generation ends when it appears (it is not printed); may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) stop: Vec<String>,
-    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none [default: what
-    /// the bundle was built with]
+    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none
+    /// [default: what the bundle was built with]
     #[arg(long, value_name = "G", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
     pub(super) gamma: Option<f32>,
     /// Decode every token with all experts
     #[arg(long, conflicts_with = "gamma")]
     pub(super) no_big_little: bool,
-    /// Sample N sequences, with the seeds from `--seed` on, and print the one whose tokens are most probable on average
+    /// Sample N sequences, with the seeds from `--seed` on, and print the one whose tokens are most probable
+    /// on average
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true)]
     pub(super) best_of: Option<usize>,
     /// Print all N sequences, the best first, each after a line with its score
     #[arg(long, requires = "best_of", conflicts_with = "json")]
     pub(super) all: bool,
-    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt` begins after them
+    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt`
+    /// begins after them
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) save_prompt: Option<PathBuf>,
-    /// Take what a file that `--save-prompt` wrote shares with the beginning of the prompt from there; without `--prompt` and
-    /// `--ids` its prompt is continued
+    /// Take what a file that `--save-prompt` wrote shares with the beginning of the prompt from there;
+    /// without `--prompt` and `--ids` its prompt is continued
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) load_prompt: Option<PathBuf>,
-    /// Speculative decoding: draft up to N tokens by prompt lookup, and verify them in one call; the tokens stay the same
+    /// Speculative decoding: draft up to N tokens by prompt lookup, and verify them in one call; the tokens
+    /// stay the same
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with_all = ["best_of", "gamma"])]
     pub(super) speculate: Option<usize>,
     /// End at an end token, also with `--ids`
@@ -272,7 +281,7 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "must be a size such as `4.5GiB`: a number of KiB, MiB or GiB, or of bytes".to_owned())
 }
 
-/// Reads a token and what is added to its logit: `42:1.5`.
+/// Reads a token and the number to add to its logit: `42:1.5`.
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let read = |text: &str| {
         let (id, bias) = text.split_once(':')?;
@@ -288,7 +297,7 @@ fn sampling(name: &'static str) -> impl Fn(&str) -> Result<f32, String> + Clone 
     move |text| Sampling::parse(name, text)
 }
 
-/// A parser of numbers in a range, which `words` describe. NaN is in none.
+/// Parser of numbers in a range, which `words` describe. NaN is in no range.
 fn between<T>(
     range: RangeInclusive<T>,
     words: &'static str,

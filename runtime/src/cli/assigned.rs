@@ -1,9 +1,9 @@
-//! Statistics of experts that are assigned while a plan runs, in words and as JSON.
+//! Statistics of experts that are assigned at run time, in words and as JSON.
 
 use crate::schedule::dispatch::Assigned;
 use serde_json::{Value, json};
 
-/// Adds it to a report. Sums are those since the engine was opened.
+/// Adds the statistics to a report. They are sums since the engine was opened.
 pub(super) fn add(to: &mut Value, did: &Assigned) {
     let of = |n: [u64; 3]| json!({"hot": n[0], "cpu": n[1], "cold": n[2]});
     let [brought, relaid, moved] = did.moves;
@@ -20,7 +20,7 @@ pub(super) fn add(to: &mut Value, did: &Assigned) {
     }
 }
 
-/// One line of it.
+/// The statistics in one line.
 pub(super) fn line(did: &Assigned) -> String {
     let all = did.experts.iter().sum::<u64>().max(1) as f64;
     let [hot, cpu, cold] = did.experts.map(|n| 100.0 * n as f64 / all);
@@ -41,7 +41,7 @@ pub(super) fn line(did: &Assigned) -> String {
     )
 }
 
-/// Experts whose class was predicted, of all that were looked at.
+/// Share of the examined experts whose class was predicted.
 fn share(did: &Assigned) -> f64 {
     let [right, all] = did.predicted;
     right as f64 / all.max(1) as f64

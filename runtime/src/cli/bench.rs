@@ -50,7 +50,7 @@ pub(super) fn run(
     if let Some(many) = args.best_of {
         return best(&mut engine, what, many, args, io);
     }
-    // A warm-up: pages come from disk, threads start.
+    // A warm-up: pages are read from disk, threads start.
     let (first, _) = once(&mut engine, Task { n: n.min(4), ..what })?;
     engine.settle()?;
     let before = Busy::now();
@@ -85,7 +85,8 @@ pub(super) fn run(
         ("arena", format!("{}, and {} of scratch", size(memory.arena), size(memory.scratch))),
         ("read per token", format!("about {} (decode: {bandwidth:.1} GB/s)", size(read))),
     ];
-    // What sequences read together is not known before: it depends on which experts they share.
+    // Bytes that sequences read together are not known in advance: they depend on the experts that they
+    // share.
     let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
     for (what, value) in known {
         io.say(&format!("{what:15} {value}\n"))?;
@@ -105,7 +106,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Measures best-of-N against as many runs of one sequence, by turns: tokens per second of the whole, prompts included.
+/// Measures best-of-N and N runs of one sequence alternately, in tokens per second, prompts included.
 fn best(
     engine: &mut Engine<'_>,
     what: Task,
@@ -155,7 +156,7 @@ fn best(
     Ok(())
 }
 
-/// Measures what the lines of standard input request.
+/// Runs the measurements that lines of standard input request.
 fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
     let max = engine.program().model.max_context as usize;
     let mut line = Vec::new();
@@ -182,7 +183,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         let times = [once(engine, what)?];
         let mut value = Report::new(engine, what, &times).json();
         if let Some(did) = engine.paging() {
-            // Sums since the engine was opened: who asks twice takes the difference.
+            // Sums since the engine was opened: a program that measures twice takes the difference.
             paging::add(&mut value, &did);
         }
         if let Some(did) = engine.assigned() {
@@ -217,12 +218,12 @@ struct Report {
     what: Task,
     repeat: usize,
     threads: usize,
-    /// Tokens per second, those of all sequences together.
+    /// Tokens per second of all sequences together.
     prefill: Option<f64>,
     decode: Option<f64>,
-    /// From before the engine was opened until all prompts of the first measurement had been read, where that was timed.
+    /// Time from opening the engine until all prompts of the first measurement had been read, if measured.
     first: Option<Duration>,
-    /// CPU time of other programs meanwhile, where it was measured.
+    /// CPU time of other programs meanwhile, if measured.
     others: Option<Others>,
     memory: Memory,
     held: WeightPlacement,
@@ -230,7 +231,8 @@ struct Report {
     bytes_per_call: u64,
 }
 
-/// Bytes of the states that a sequence of so many tokens reads for one more: all of them, or those that a window sees.
+/// Bytes of states that are read for one more token after `tokens` tokens: all of them, or those within a
+/// window.
 fn cached_bytes(program: &Program, tokens: usize) -> u64 {
     let of_state = |s: &StateBuf| {
         let [slots, _, rows, _] = s.shape.map(f64::from);
@@ -297,7 +299,7 @@ impl Report {
     }
 }
 
-/// Bytes of weights of which a token reads a row: what goes to a step together with ids, and to no other.
+/// Bytes of weights of which a token reads one row: those used only by steps that also take ids.
 fn tables(program: &Program) -> u64 {
     let Some(entry) = program.entries.iter().find(|e| matches!(e.kind, EntryKind::Decode(_))) else {
         return 0;
@@ -313,14 +315,14 @@ fn tables(program: &Program) -> u64 {
     only.difference(&of(&others)).map(bytes).sum()
 }
 
-/// Ids that are spread over the vocabulary, the same on every machine; those of the next sequence begin where
-/// these end.
+/// Ids spread over the vocabulary, the same on every machine. Those of the next sequence begin at the end of
+/// these.
 fn prompt_ids(sequence: usize, n: usize, vocab: u32) -> Vec<u32> {
     let id = |i: u64| (i.wrapping_mul(2_654_435_761) >> 8) as u32 % vocab;
     (0..n).map(|i| id((sequence * n + i) as u64)).collect()
 }
 
-/// Chooses tokens that are known before, whatever the logits.
+/// Sampler that returns given tokens and ignores the logits.
 struct Known<'i>(std::iter::Cycle<std::slice::Iter<'i, u32>>);
 
 impl Choose for Known<'_> {
@@ -329,8 +331,8 @@ impl Choose for Known<'_> {
     }
 }
 
-/// Times of the prefill of every sequence and of the decode calls after it. All prompts come before the first of these, and
-/// the tokens that follow a prompt are its own.
+/// Time of the prefill of all sequences, and of the decode calls after it. All prompts are read before the
+/// first decode call; each sequence is continued with its own tokens.
 fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     let Task { prompt, n, batch } = what;
     let model = &engine.program().model;
@@ -344,7 +346,7 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     let mut scheduler = Scheduler::new(engine, &mut decoder, &setting)?;
     for ids in &ids {
         let known: Box<dyn Choose> = Box::new(Known(ids.iter().cycle()));
-        // The first token is the prompt's; each of the others is a call.
+        // The first token comes from the prompt; each of the others needs a call.
         let job = Job {
             prompt: ids.clone(),
             samplers: vec![known],

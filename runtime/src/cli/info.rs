@@ -1,4 +1,4 @@
-//! `info`: what was compiled, for what, and what it needs.
+//! `info`: describes the compiled model, its target and its requirements.
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
@@ -24,7 +24,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let (kv, saved) = (p.state_bytes(), p.saved_by_rings());
     let kv_format = p.cache_format().map(Format::name);
     let capacities = Capacities::of(p);
-    // Padding and weights that are stored twice count, too.
+    // Padding and weights that are stored twice count as well.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let features: Vec<&str> = t.features.iter().map(String::as_str).collect();
     let missing = cpu::missing(&features);
@@ -76,7 +76,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
             "capacities": capacities.as_ref().map(|c| json!({
                 "overflow": c.overflow.name(), "expected_rate": c.expected,
             })),
-            // As a run decides that begins now and requests nothing; `bench` says what came of it.
+            // The decision of a run without `--weights` that begins now; `bench` reports the actual one.
             "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
@@ -176,15 +176,15 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
 /// Expected statistics of experts with fixed capacities.
 struct Capacities {
     overflow: Overflow,
-    /// Share of the rows that find no room, over all layers.
+    /// Share of the rows that exceed the capacities, over all layers.
     expected: f64,
 }
 
 impl Capacities {
-    /// `None` where no experts have capacities.
+    /// `None` if no experts have capacities.
     fn of(p: &Program) -> Option<Self> {
         p.sets.iter().find(|s| s.hot.is_none())?;
-        // Every layer routes as many rows for each of its experts per token.
+        // Every layer routes `k` rows per token.
         let rates = p.placement.experts.iter().filter_map(|t| Some((f64::from(t.k), t.expected?)));
         let (rows, over) = rates.fold((0.0, 0.0), |(rows, over), (k, expected)| {
             (rows + k, f64::from(expected.overflow).mul_add(k, over))
@@ -212,12 +212,12 @@ fn snapshots(p: &Program) -> Option<String> {
     Some(format!("{count} of {} each, {} of the KV cache{distance}", size(one), size(all)))
 }
 
-/// Savings of windows in a KV cache, in words.
+/// Savings by windows in a KV cache, in words.
 fn less(saved: u64) -> String {
     if saved == 0 { String::new() } else { format!(", {} less for sliding windows", size(saved)) }
 }
 
-/// Names of units that have steps and that nothing here executes.
+/// Names of units that have steps but no executor here.
 fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.emulation.is_some() {
         return Vec::new();
@@ -227,20 +227,20 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 
-/// Where the weights would lie in a run that begins now and requests nothing.
+/// Placement of the weights in a run without `--weights` that begins now.
 fn held(context: &Context<'_>) -> Result<Choice> {
     let program = context.program;
     if program.paging.is_some() {
         return Ok(Choice::under_budget());
     }
     let needed = weights::needed(program, cpu::threads(None)?);
-    // A bundle is described without its weights, too.
+    // A bundle is also described if its weights are missing.
     let files = BundleFiles::open(program, context.bundle).ok();
     let cached = files.map_or(Ok(None), |files| MovingStore::cached(program, &files))?;
     weights::choose(Weights::Auto, false, needed, cached, available())
 }
 
-/// The same for people. `huge_pages`: whether memory that requests huge pages gets them here.
+/// The placement in words. `huge_pages`: whether this system grants huge pages.
 fn shown(held: &Choice, huge_pages: Option<bool>) -> String {
     let what = match (held.own, huge_pages) {
         (true, Some(true)) => "of its own, in huge pages",

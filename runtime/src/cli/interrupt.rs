@@ -9,7 +9,7 @@ pub fn flag() -> &'static AtomicBool {
     &STOP
 }
 
-/// While it lives, an interrupt sets the flag instead of ending the process.
+/// Guard during whose life an interrupt sets the flag instead of ending the process.
 pub struct Guard {
     #[cfg(unix)]
     before: Option<libc::sigaction>,
@@ -20,7 +20,7 @@ extern "C" fn on_interrupt(_signal: libc::c_int) {
     STOP.store(true, Ordering::Relaxed);
 }
 
-/// Takes interrupts until what it returns is dropped.
+/// Catches interrupts until the returned guard is dropped.
 #[cfg(unix)]
 pub fn guard() -> Guard {
     STOP.store(false, Ordering::Relaxed);
@@ -37,7 +37,7 @@ pub fn guard() -> Guard {
     Guard { before }
 }
 
-/// Takes interrupts until what it returns is dropped.
+/// Catches interrupts until the returned guard is dropped.
 #[cfg(not(unix))]
 pub fn guard() -> Guard {
     STOP.store(false, Ordering::Relaxed);

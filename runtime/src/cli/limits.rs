@@ -1,4 +1,5 @@
-//! Limits that the operating system holds this process to, for work that nothing else can bound: a process that exceeds one ends.
+//! Limits of this process that the operating system enforces, for work that cannot be bounded otherwise. A
+//! process that exceeds one ends.
 
 use std::io;
 
@@ -7,7 +8,8 @@ type Resource = libc::__rlimit_resource_t;
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 type Resource = libc::c_int;
 
-/// Ends this process after so many more seconds on the CPU, or up to one second later. A later call replaces an earlier one.
+/// Ends this process after `more` seconds of CPU time, or up to one second later. A later call replaces an
+/// earlier one.
 ///
 /// # Errors
 /// The operating system refuses.
@@ -15,8 +17,8 @@ pub fn cpu_seconds(more: u64) -> io::Result<()> {
     limit(libc::RLIMIT_CPU, used_seconds()?.saturating_add(1).saturating_add(more))
 }
 
-/// Lets this process's address space grow by so many more bytes; past that an allocation fails, which ends a Rust program. Only
-/// Linux has the limit: elsewhere this does nothing.
+/// Lets this process's address space grow by `more` bytes. Past that an allocation fails, which ends a Rust
+/// program. Only Linux has this limit: elsewhere this does nothing.
 ///
 /// # Errors
 /// The operating system refuses.
@@ -32,7 +34,7 @@ pub fn memory(more: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes no core file, whatever ends this process.
+/// Turns core files of this process off.
 ///
 /// # Errors
 /// The operating system refuses.
@@ -40,9 +42,9 @@ pub fn no_core_file() -> io::Result<()> {
     limit(libc::RLIMIT_CORE, 0)
 }
 
-/// Seconds that this process was on the CPU, rounded down.
+/// Seconds of CPU time of this process, rounded down.
 fn used_seconds() -> io::Result<u64> {
-    // SAFETY: the structure is of numbers alone, lives on this stack for the call, and the call fills it.
+    // SAFETY: the structure has only numbers, lives on this stack during the call, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         if libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) != 0 {
@@ -57,7 +59,7 @@ fn used_seconds() -> io::Result<u64> {
 
 /// Sets the soft limit, as far as the hard one allows.
 fn limit(resource: Resource, to: u64) -> io::Result<()> {
-    // SAFETY: the structure is of two numbers and lives on this stack for both calls.
+    // SAFETY: the structure has two numbers and lives on this stack during both calls.
     let status = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         if libc::getrlimit(resource, &raw mut limit) == 0 {

@@ -20,7 +20,7 @@ pub(super) fn run(
     let vocab = context.program.model.vocab as usize;
     let mut engine = context.open(&args.common, files, Demand { sequences: 1, tokens: args.ids.len() })?;
     let _interrupt = interrupt::guard();
-    // Written row by row: the logits of a long text are larger than many a model.
+    // Written row by row: the logits of a long text are larger than many models.
     let mut file = NewFile::create(&args.out)?;
     file.put(&header(args.ids.len(), vocab))?;
     let mut bytes = Vec::with_capacity(vocab * 4);
@@ -51,13 +51,13 @@ fn header(rows: usize, vocab: usize) -> Vec<u8> {
     header
 }
 
-/// A file that appears under its name only when it is whole.
+/// A file that appears under its name only when it is complete.
 struct NewFile {
     path: PathBuf,
     hidden: PathBuf,
     file: BufWriter<File>,
     whole: bool,
-    /// Weights that are cut under the program end it, too.
+    /// Also removes the file if weights are truncated during the run, which ends the program.
     _unfinished: Unfinished,
 }
 
@@ -65,14 +65,14 @@ impl NewFile {
     fn create(path: &Path) -> Result<Self> {
         let failed = |source| Error::io("create", path.to_owned(), source);
         let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
-        // A device or a pipe would be replaced by a file.
+        // Renaming would replace a device or a pipe by a file.
         if path.is_dir() {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
         if path.exists() && !path.is_file() {
             return Err(failed(io::Error::other("it exists and is not a regular file")));
         }
-        // In the same folder, so that renaming it is one act.
+        // In the same folder, so that renaming it is atomic.
         let hidden = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
         let file = File::create_new(&hidden).map_err(failed)?;
         Ok(Self {

@@ -1,8 +1,9 @@
-//! The subcommands of a bundle: `generate`, `logits`, `bench`, `info`, and what a crate above this one brings: subcommands ([`More`]) and options
-//! ([`Forms`]).
+//! The subcommands of a bundle: `generate`, `logits`, `bench` and `info`. A crate above this one may add
+//! subcommands ([`More`]) and options ([`Forms`]).
 //!
-//! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the arguments are wrong
-//! ([`Error::is_bad_use`]); 130 after an interrupt. A reader that closes the output early is not an error.
+//! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the
+//! arguments are wrong ([`Error::is_bad_use`]); 130 after an interrupt. If the reader of the output closes it
+//! early, that is not an error.
 
 pub mod args;
 mod assigned;
@@ -42,7 +43,7 @@ const INTERRUPTED: u8 = 130;
 
 /// Input and output of a subcommand.
 pub struct Io<'a> {
-    /// Standard input; none if it is a terminal.
+    /// Standard input; `None` if it is a terminal.
     pub input: Option<&'a mut dyn Read>,
     /// Data.
     pub out: &'a mut dyn Write,
@@ -51,7 +52,7 @@ pub struct Io<'a> {
 }
 
 impl Io<'_> {
-    /// Writes data and passes it on at once.
+    /// Writes data and flushes it.
     ///
     /// # Errors
     /// [`Error::Output`].
@@ -59,7 +60,7 @@ impl Io<'_> {
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Error::Output)
     }
 
-    /// Writes an error and what to do about it, as [`Io::note`] writes a note.
+    /// Writes an error and its remedy. A closed stderr is not an error.
     pub fn error(&mut self, what: &str, hint: Option<&str>) {
         self.note(&format!("error: {what}"));
         if let Some(hint) = hint {
@@ -86,26 +87,26 @@ pub struct Context<'a> {
     files: Option<&'a BundleReader>,
 }
 
-/// A subcommand that a crate above this one brings.
+/// A subcommand that a crate above this one adds.
 #[derive(Clone, Copy)]
 pub struct More {
-    /// Its name, help and options. Those of [`Common`] are among them.
+    /// Its name, help and options, including those of [`Common`].
     pub command: fn() -> clap::Command,
     /// Function of the subcommand.
     pub run: for<'a, 'p> fn(&'a Context<'p>, &ArgMatches, &mut Io<'_>) -> Result<(), Failure>,
 }
 
-/// Makes what holds one answer to a form.
+/// Constructor of the constraint for one answer.
 pub type MakeConstraint = dyn Fn() -> Result<Box<dyn Constraint>>;
 
-/// Reads such options, before weights are opened; `None` where none is given.
+/// Reader of such options, before weights are opened; `None` if none is given.
 pub type ReadForm = for<'a, 'p> fn(
     &'a Context<'p>,
     &BundleReader,
     &ArgMatches,
 ) -> Result<Option<Box<MakeConstraint>>, Failure>;
 
-/// Options of `generate` that a crate above this one brings: forms that answers are held to.
+/// Options of `generate` that a crate above this one adds: formats that constrain answers.
 #[derive(Clone, Copy)]
 pub struct Forms {
     /// Adds them to the subcommand.
@@ -114,7 +115,7 @@ pub struct Forms {
     pub read: ReadForm,
 }
 
-/// Context of the subcommands: what [`Front::run`] needs beside a program and its bundle.
+/// Context of the subcommands: parameters of [`Front::run`] beside a program and its bundle.
 #[derive(Clone, Copy)]
 pub struct Front<'a> {
     /// Name by which the user calls this (`moec run BUNDLE`).
@@ -123,12 +124,12 @@ pub struct Front<'a> {
     pub more: &'a [More],
     /// Options beside this crate's own.
     pub forms: Option<Forms>,
-    /// Emulation, where the program does not run on its target.
+    /// Emulation, if the program does not run on its target.
     pub emulation: Option<Emulation<'a>>,
     /// Executors of accelerators on their own machine.
     pub native: &'a [Native<'a>],
-    /// Files of the bundle, where the caller knows them all. Else those that the plan names are known, and with `--check` those
-    /// of the manifest.
+    /// Files of the bundle, if the caller knows all of them. Otherwise those that the plan names, and with
+    /// `--check` those of the manifest.
     pub files: Option<&'a BundleReader>,
 }
 
@@ -143,7 +144,7 @@ impl Default for Front<'_> {
 pub struct Emulation<'a> {
     /// Folder of the weights.
     pub weights: &'a Path,
-    /// Brings what executes an accelerator.
+    /// Returns the executor of an accelerator.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
 }
 
@@ -152,22 +153,25 @@ pub struct Emulation<'a> {
 pub struct Native<'a> {
     /// The backend.
     pub backend: &'a str,
-    /// Brings what executes a unit of it, or says why this machine has none. `None`: no machine of this system has one.
+    /// Returns the executor of a unit, or the reason that this machine has none. `None`: no machine of this
+    /// operating system has one.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Result<Executor>>,
 }
 
 impl<'a> Context<'a> {
-    /// Executor of a unit on this machine, or the reason that it has none; `None` where no backend brings such units.
+    /// Executor of a unit on this machine, or the reason that it has none; `None` if no backend has such
+    /// units.
     fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
         let native = self.native.iter().find(|native| native.backend == unit.backend)?;
         (native.executor)(unit)
     }
 
-    /// Reader of the bundle's files. Where the options request it, all of them are held against the manifest first, which is
-    /// said. Weights are checked when they are opened, so that what is computed with is what was checked.
+    /// Reader of the bundle's files. With `--check`, all files are compared with the manifest first, and the
+    /// user is notified. Weights are checked when they are opened, so that the checked bytes are those that
+    /// are used.
     ///
     /// # Errors
-    /// A file that is not as it was built.
+    /// A file that differs from the build.
     pub fn files(&self, common: &Common, notes: bool, io: &mut Io<'_>) -> Result<BundleReader, Failure> {
         if !common.check {
             let of_plan = || BundleReader::of_plan(self.bundle, self.program, CheckLevel::Small);
@@ -178,7 +182,7 @@ impl<'a> Context<'a> {
             None => manifest::files(self.bundle)?,
         };
         let files = BundleReader::of_manifest(self.bundle, &listed, CheckLevel::All);
-        // The weights of a program beside its bundle lie elsewhere.
+        // An emulated program has its weights in another folder.
         let own = self.emulation.is_none().then_some(self.program);
         let done = manifest::check(&files, own)?;
         if notes {
@@ -193,11 +197,11 @@ impl<'a> Context<'a> {
         Ok(files)
     }
 
-    /// Opens the program as the options say, for what is to be held. It stops between calls once [`interrupt::flag`] is
-    /// true.
+    /// Opens the program with these options, for the sequences of `demand`. It stops between calls once
+    /// [`interrupt::flag`] is true.
     ///
     /// # Errors
-    /// As [`Engine::open`]; options that the plan has no use for.
+    /// As [`Engine::open`]; options that do not apply to the plan.
     pub fn open(&self, common: &Common, files: &BundleReader, demand: Demand) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
@@ -243,21 +247,21 @@ impl<'a> Context<'a> {
             }
         };
         let engine = Engine::with_units(self.program, self.bundle, &mut executor, files, options);
-        // Why a unit is missing says more than that it is.
+        // The reason that a unit is missing is the better message.
         missing.map_or(engine, Err)
     }
 }
 
-/// Notifies the user of a run that goes on.
+/// Warns the user; the run continues.
 fn warn(text: &str) {
-    // The stream may be locked already, by this thread: engines run where the subcommands do.
+    // This thread may hold the stream's lock already: engines run on the thread of the subcommands.
     let _ = writeln!(io::stderr(), "warning: {text}");
 }
 
 /// Failure of a subcommand.
 #[derive(Debug)]
 pub enum Failure {
-    /// It failed.
+    /// An error of this crate.
     Error(Error),
     /// A subcommand of a crate above failed.
     Other {
@@ -266,9 +270,9 @@ pub enum Failure {
         /// Remedy, if there is one.
         hint: Option<String>,
     },
-    /// It was requested something that makes no sense.
+    /// Bad use: a request that makes no sense.
     Use {
-        /// The request, and the reason that it is refused.
+        /// The request, and the reason for the refusal.
         what: String,
         /// Remedy.
         hint: String,
@@ -282,13 +286,14 @@ impl From<Error> for Failure {
 }
 
 impl Front<'_> {
-    /// Every subcommand with its options: this crate's own and those that were brought. Arguments begin with the subcommand.
+    /// All subcommands with their options: this crate's and those that were added. Arguments begin with the
+    /// subcommand.
     pub fn command(&self) -> clap::Command {
         let brought = self.more.iter().map(|more| (more.command)());
         let command = Cli::command().bin_name(self.name).subcommands(brought);
         match self.forms {
             Some(forms) => command.mut_subcommand(GENERATE, |generate| {
-                // `augment_args` also sets the description, which is that of the subcommand.
+                // `augment_args` also sets the description, so the subcommand's own is restored.
                 let about = generate.get_about().cloned().unwrap_or_default();
                 (forms.options)(generate).about(about)
             }),
@@ -296,8 +301,9 @@ impl Front<'_> {
         }
     }
 
-    /// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
-    /// its order: see [`Program::linked`]. Returns the exit status, for a `main` that may be C's.
+    /// Main function of a `run`: the bundle is the folder of the executable. `plan` is encoded, and the
+    /// kernels are in its order: see [`Program::linked`]. Returns the exit status, for a `main` that may be
+    /// in C.
     pub fn main(&self, plan: &[u8], kernels: &[KernelFn]) -> u8 {
         let program = match Program::linked(plan, kernels) {
             Ok(program) => program,
@@ -312,7 +318,8 @@ impl Front<'_> {
         self.run(&program, bundle, std::env::args_os().skip(1))
     }
 
-    /// Runs a subcommand of the bundle in the folder `bundle` on the standard streams. `args` begins with the subcommand. Returns the exit status.
+    /// Runs a subcommand of the bundle in the folder `bundle` on the standard streams. `args` begins with the
+    /// subcommand. Returns the exit status.
     pub fn run(&self, program: &Program, bundle: &Path, args: impl Iterator<Item = OsString>) -> u8 {
         let stdin = io::stdin();
         let terminal = stdin.is_terminal();
@@ -371,7 +378,7 @@ impl Front<'_> {
     }
 }
 
-/// Runs a subcommand of this crate. `forms`: options of [`GENERATE`] beside its own, and what was given.
+/// Runs a subcommand of this crate. `forms`: added options of [`GENERATE`], and their values.
 fn own(
     context: &Context<'_>,
     command: Commands,
@@ -391,7 +398,7 @@ fn own(
     }
 }
 
-/// Prints what clap has to say: help and version are data, the rest is an error.
+/// Prints clap's message: help and version are data, the rest is an error.
 fn refuse(e: &clap::Error, name: &str, io: &mut Io<'_>) -> u8 {
     let text = e.render().to_string();
     if !e.use_stderr() {

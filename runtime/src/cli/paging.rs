@@ -4,7 +4,7 @@ use super::size;
 use crate::offload::paging::Report;
 use serde_json::{Value, json};
 
-/// Adds what was done to the object that `--json` prints.
+/// Adds the statistics to the object that `--json` prints.
 pub(super) fn add(to: &mut Value, report: &Report) {
     to["memory"] = json!({
         "budget": report.budget,
@@ -37,7 +37,7 @@ pub(super) fn add(to: &mut Value, report: &Report) {
     });
 }
 
-/// One line of what was done.
+/// The statistics in one line.
 pub(super) fn line(report: &Report) -> String {
     let uses = report.hits + report.misses;
     let share = if uses > 0 { 100.0 * report.hits as f64 / uses as f64 } else { 0.0 };

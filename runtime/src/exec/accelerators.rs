@@ -1,4 +1,4 @@
-//! Memories of accelerators: what is taken, and the weights that are brought there.
+//! Memories of accelerators: their allocation, and the weights that are copied there.
 
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
@@ -23,7 +23,7 @@ pub enum Executor {
 pub(crate) struct Residents(Vec<Option<Addr>>);
 
 impl Residents {
-    /// Address of a segment, or of its table, whichever is there.
+    /// Address of a segment, or of its table.
     pub(crate) fn of(&self, segment: u32) -> Option<Addr> {
         self.0.get(segment as usize).copied().flatten()
     }
@@ -32,24 +32,24 @@ impl Residents {
 /// Memories of the accelerators.
 #[derive(Debug, Default)]
 pub(crate) struct AcceleratorMemories {
-    /// First byte of each memory's arena but the first's; none where no unit has a step.
+    /// First byte of the arena of each memory but the first; `None` if no unit has a step.
     pub(crate) arenas: Vec<Option<Addr>>,
-    /// By state, where it lies, if not in the CPU's memory.
+    /// Address of each state that is not in the CPU's memory.
     pub(crate) states: Vec<Option<Addr>>,
     /// Weights of each memory but the first.
     pub(crate) residents: Vec<Residents>,
-    /// By unit, its scratch.
+    /// Scratch of each unit.
     pub(crate) scratch: Vec<Option<Addr>>,
-    /// Bytes that were taken of each memory but the first.
+    /// Bytes that were allocated in each memory but the first.
     pub(crate) bytes: Vec<u64>,
     /// Whether the CPU can read each of them in place.
     pub(crate) mapped: Vec<bool>,
 }
 
-/// Takes the memories of a program's units, and brings the weights there that units read in them.
+/// Allocates the memories of a program's units, and copies the weights there that units read in them.
 ///
 /// # Errors
-/// Memory refused; a unit without the memory that the plan gives it; weight files that cannot be read.
+/// Memory refused; a unit that lacks the memory of the plan; weight files that cannot be read.
 pub(crate) fn open<'p>(
     program: &'p Program,
     units: &mut [Option<Box<dyn ComputeUnit + 'p>>],
@@ -91,7 +91,7 @@ pub(crate) fn open<'p>(
                 memory.name
             ))
         })?;
-        // The sum of what follows is the peak, in its order.
+        // The sum of the following allocations, in this order, is the peak.
         let mut end = 0_u64;
         let mut place = |bytes: u64| {
             let at = base.plus(end as usize);
@@ -126,7 +126,8 @@ pub(crate) fn open<'p>(
     Ok(accelerators)
 }
 
-/// Brings a segment, or some of its matrices with their table, to where `place` says. Gives the address that steps get.
+/// Copies a segment, or some of its matrices with their table, to `place`. Returns the address that steps
+/// get.
 fn bring(
     program: &Program,
     resident: &Resident,
@@ -138,7 +139,7 @@ fn bring(
     let segment = program.segments.get(resident.segment as usize).ok_or_else(missing)?;
     if resident.matrices.is_empty() {
         let (from, to) = (store.segment(resident.segment).ok_or_else(missing)?, place(segment.bytes));
-        // SAFETY: the store maps the segment's bytes, and the place has as many, which nothing else uses.
+        // SAFETY: the store maps the segment's bytes; the destination has as many, which nothing else uses.
         unsafe { unit.copy(from, to, segment.bytes as usize) };
         forget(from, segment.bytes as usize);
         return Ok(to);
@@ -150,8 +151,8 @@ fn bring(
     let mut addresses: Vec<Option<Addr>> = vec![None; matrix];
     for &matrix in &resident.matrices {
         let to = place(bytes);
-        // SAFETY: the table has an address for each of the segment's matrices, whose bytes the store maps; the place has as
-        // many, which nothing else uses.
+        // SAFETY: the table has an address for each matrix of the segment, whose bytes the store maps. The
+        // destination has as many bytes, which nothing else uses.
         unsafe {
             let from = all.of::<Addr>().add(matrix as usize).read();
             unit.copy(from, to, bytes as usize);
@@ -161,7 +162,7 @@ fn bring(
             *address = Some(to);
         }
     }
-    // A request for a matrix that is not here gets another one, and never an invalid address.
+    // A request for a matrix that is not here gets the address of another one, never an invalid address.
     let first = addresses.iter().flatten().next().copied().ok_or_else(missing)?;
     let addresses: Vec<Addr> = addresses.into_iter().map(|a| a.unwrap_or(first)).collect();
     // SAFETY: the table has room for an address of each matrix.
@@ -169,15 +170,15 @@ fn bring(
     Ok(table)
 }
 
-/// Gives back the pages of a mapping that has been copied: a budget has no room for them. A hint.
+/// Releases the pages of a mapping that has been copied: a budget has no room for them. A hint.
 #[cfg(target_os = "linux")]
 pub(crate) fn forget(from: Addr, bytes: usize) {
-    /// Largest page of the systems that we run on.
+    /// Largest page size of the supported systems.
     const PAGE: usize = 64 << 10;
     let (first, end) = (from.ptr().addr().next_multiple_of(PAGE), (from.ptr().addr() + bytes) / PAGE * PAGE);
     if first < end {
         let at = from.plus(first - from.ptr().addr());
-        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again should they be needed.
+        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again if needed.
         unsafe { libc::madvise(at.ptr().cast(), end - first, libc::MADV_DONTNEED) };
     }
 }

@@ -1,4 +1,4 @@
-//! The functions that the runtime itself brings.
+//! Builtins: functions of the runtime that steps call.
 
 use crate::exec::unit::Launch;
 use moec_ir::op::DispatchLayout;
@@ -6,11 +6,12 @@ use moec_ir::op::DispatchLayout;
 /// Experts whose counts fit on the stack. Kimi-K2 has 384.
 const FEW: usize = 1024;
 
-/// A row of the scores that a `request_experts` gets: of its own layer for `i` = 0, else of the `i`th layer ahead. Empty where there are none.
+/// A row of the scores of a `request_experts`: its own layer's for `i` = 0, else those of the `i`th layer
+/// ahead. Empty if there are no scores.
 ///
 /// # Safety
-/// Every score of the step has a row of so many experts for each of its valid rows, as far apart as `strides` says, and no step
-/// writes them now.
+/// Every score of the step has a row of `experts` values per valid row, at the distances in `strides`. No
+/// step writes them now.
 pub(crate) unsafe fn scores<'a>(
     launch: &Launch<'_>,
     strides: &[u32],
@@ -28,15 +29,16 @@ pub(crate) unsafe fn scores<'a>(
     }
 }
 
-/// Groups the slots (token, choice) of the first `n` rows by expert. Where `partial`, an id of −1 has no slot: the
-/// choice is served elsewhere. Where experts live on several units, `units` says on which: experts of one stand together.
+/// Groups the slots (token, choice) of the first `n` rows by expert. With `partial`, an id of −1 has no slot:
+/// another unit serves the choice. If several units have experts, `units` names the unit of each, and experts
+/// of one unit are adjacent.
 ///
-/// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
-/// layout leaves open (experts and starts past the active ones, tokens and slots past the valid rows) are
-/// −1, so that the table is a function of the valid rows alone.
+/// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Unused words of `out`
+/// (experts and starts past the active ones, tokens and slots past the valid rows) are −1. So the table is a
+/// function of the valid rows alone.
 ///
 /// # Errors
-/// The id that is no expert. The table is then empty.
+/// An id that is not an expert. The table is then empty.
 ///
 /// # Panics
 /// If `ids` or `out` is shorter than the layout says.
@@ -56,11 +58,11 @@ pub fn dispatch(
     let left_out = |id: i32| partial && id == -1;
     let known = |id: i32| usize::try_from(id).is_ok_and(|id| id < experts);
     if let Some(&bad) = ids.iter().find(|&&id| !known(id) && !left_out(id)) {
-        // Nothing is active, and no slot points outside of its buffer: what runs after stays in bounds.
+        // No expert is active, and no slot points outside of its buffer: later steps stay in bounds.
         out[layout.slot()..layout.words()].fill(0);
         return Err(bad);
     }
-    // Decoding comes here once per layer: no allocation unless a model has more experts than any we know.
+    // Decoding calls this once per layer: no allocation unless a model has more than [`FEW`] experts.
     let (mut few, mut many) = ([0usize; FEW], Vec::new());
     let next = if let Some(few) = few.get_mut(..experts) {
         few
@@ -99,8 +101,8 @@ pub fn dispatch(
     Ok(())
 }
 
-/// The table of the experts of one unit: those of `table`, which [`dispatch`] has sorted by unit, with the slots that they have
-/// there.
+/// The table of the experts of one unit: its experts of `table`, which [`dispatch`] has sorted by unit, with
+/// their slots there.
 ///
 /// # Panics
 /// If a table is shorter than the layout says.
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The table as its description reads, without cleverness.
+    /// The table by its description, without optimisations.
     fn naive(layout: DispatchLayout, n: usize, ids: &[i32]) -> Vec<i32> {
         let DispatchLayout { rows: _, k, experts } = layout;
         let slots_of = |e: i32| (0..n * k).filter(move |&i| ids[i] == e).collect::<Vec<_>>();
@@ -166,7 +168,7 @@ mod tests {
         #[test]
         fn dispatch_is_naive_dispatch((layout, n, ids) in case()) {
             let mut out = vec![77; layout.words()];
-            // Strict where every choice is served.
+            // Strict if every choice is served.
             let partial = ids[..n * layout.k].contains(&-1);
             dispatch(layout, n, partial, None, &ids, &mut out).unwrap();
             prop_assert_eq!(out, naive(layout, n, &ids));

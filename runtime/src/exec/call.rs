@@ -1,4 +1,4 @@
-//! One call of an entry point: its steps with their addresses, and how the threads walk them.
+//! One call of an entry point: its steps with their addresses, and the walk of the threads over them.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
@@ -29,19 +29,19 @@ struct BoundStep {
     layer_part: Option<LayerPart>,
     /// Amount of the weights that must have arrived ([`LoadProgress::wait`]).
     needs: usize,
-    /// The layer whose experts are brought to its unit while the plan runs, if it reads them.
+    /// Layer whose experts are copied to its unit at run time, if the step reads them.
     brought: Option<usize>,
-    /// Events that it waits for, of steps of other units.
+    /// Events of steps of other units that it waits for.
     waits: Range<usize>,
-    /// The event of the step, where another unit waits for it.
+    /// Event of the step, if another unit waits for it.
     event: Option<usize>,
 }
 
-/// The steps of an entry point, with the addresses of all of them in one row.
+/// Steps of an entry point, with the addresses of all of them in one vector.
 pub(crate) struct Bound {
     steps: Vec<BoundStep>,
     args: Vec<Addr>,
-    /// Events that steps wait for, all of them in one row.
+    /// Events that steps wait for, all in one vector.
     waits: Vec<usize>,
     /// Unit of each event.
     events: Vec<usize>,
@@ -66,7 +66,7 @@ impl Bound {
         self.steps.len()
     }
 
-    /// The unit whose step each event is.
+    /// Unit whose step each event belongs to.
     pub(crate) fn events(&self) -> &[usize] {
         &self.events
     }
@@ -83,7 +83,7 @@ impl Extent {
 
 /// Addresses of the buffers, weights and states of a memory.
 pub(crate) struct Places<'a> {
-    /// Arenas, by memory; none where no unit has taken one.
+    /// Arenas, by memory; `None` if no unit has allocated one.
     pub(crate) arenas: &'a [Option<Addr>],
     /// States of the plan.
     pub(crate) states: &'a [Addr],
@@ -159,7 +159,7 @@ pub(crate) fn bind(
             grid: step.grid,
             barrier: step.barrier,
             layer_part: step.args.iter().find_map(|&arg| layer_part(program, arg, &mut ups)).filter(|_| here),
-            // What lies in another memory has been brought there.
+            // Weights of another memory have been copied there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
             brought: assigner.and_then(|a| {
                 step.args.iter().find_map(|arg| match *arg {
@@ -174,10 +174,10 @@ pub(crate) fn bind(
     Ok(bound)
 }
 
-/// The part of the experts of a layer on SSD that an argument belongs to.
+/// Part of the experts of a layer on SSD that an argument belongs to.
 ///
-/// Neurons are one segment: the first step that reads it multiplies by up, the next one by down. `ups` are the layers whose first
-/// step has come.
+/// Neurons are one segment: the first step that reads it multiplies by up, the next one by down. `ups` holds
+/// the layers whose first step was found.
 fn layer_part(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<LayerPart> {
     let Arg::Matrices(segment) = arg else { return None };
     let paging = program.paging.as_ref()?;
@@ -204,7 +204,7 @@ fn needs(store: &dyn Store, arg: Arg) -> usize {
 /// One call of an entry point, as its threads see it.
 pub(crate) struct Walk<'a> {
     pub(crate) bound: &'a Bound,
-    /// By index in the plan; none where no step names it.
+    /// By index in the plan; `None` if no step names the unit.
     pub(crate) units: &'a [Option<Box<dyn ComputeUnit + 'a>>],
     pub(crate) taken: &'a [AtomicUsize],
     pub(crate) events: &'a Events,
@@ -212,9 +212,9 @@ pub(crate) struct Walk<'a> {
     pub(crate) extent: Extent,
     /// Load progress of the weights that steps wait for; `None` if all weights are loaded.
     pub(crate) progress: Option<&'a LoadProgress>,
-    /// Component that knows which experts the transfer queue brings.
+    /// Assigner of experts, which knows those that the transfer queue copies.
     pub(crate) assigner: Option<&'a Assigner>,
-    /// Timeline that times go to, and the index of the entry point.
+    /// Timeline for the spans of steps, and the index of the entry point.
     pub(crate) timeline: Option<(&'a Timeline, u32)>,
 }
 
@@ -222,8 +222,9 @@ impl Walk<'_> {
     /// Walks some steps of the CPU.
     ///
     /// # Safety
-    /// The inputs are written, and the steps before these have ended. All threads of `barrier` walk them, each as one of the
-    /// threads that [`ComputeUnit::submit`] requests, and every other unit that has steps walks [`Walk::accelerator`] at the same time.
+    /// The inputs are written, and the steps before these have ended. All threads of `barrier` walk the
+    /// steps, with distinct indexes as [`ComputeUnit::submit`] requires. Every other unit that has steps
+    /// walks [`Walk::accelerator`] at the same time.
     pub(crate) unsafe fn span(&self, steps: Range<usize>, thread: PoolThread, barrier: &Barrier) {
         let mut ready = true;
         for i in steps {
@@ -235,11 +236,12 @@ impl Walk<'_> {
                 barrier.wait();
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
-            // Nothing is let through after a failure, so all threads stop at the same step. They still meet at every barrier.
+            // No weights become ready after a failure, so all threads stop at the same step. They still meet
+            // at every barrier.
             ready = ready && self.has_weights(i);
             if ready {
-                // SAFETY: the barriers of the plan stand before every step that depends on an earlier one, and what it
-                // depends on of other units has ended.
+                // SAFETY: the plan has a barrier before every step that depends on an earlier one. Steps of
+                // other units that it depends on have ended.
                 unsafe { self.step(i, thread, thread.index) };
             }
             if let Some(event) = step.event {
@@ -277,7 +279,7 @@ impl Walk<'_> {
         accelerator.wait(self.fault);
     }
 
-    /// Waits for the weights of a step, if it has rows. False if they do not come.
+    /// Waits for the weights of a step, if it has rows. False if they cannot be loaded.
     fn has_weights(&self, i: usize) -> bool {
         let step = &self.bound.steps[i];
         let Some(progress) = self.progress.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
@@ -317,31 +319,31 @@ impl Walk<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct Threads<'a> {
     /// Number of CPU threads.
-    pub(crate) cpu_threads: usize,
-    /// Scratch of the first thread, and bytes from one thread's to the next.
+    pub(crate) on_cpu: usize,
+    /// Scratch of the first thread, and bytes from one thread's scratch to the next.
     pub(crate) scratch: (Addr, usize),
     /// Accelerators, with their scratch.
     pub(crate) accelerators: &'a [(usize, Addr)],
-    /// The transfer queue that a thread after these serves, and the unit that it copies to.
+    /// Transfer queue that one more thread serves, and the unit that it copies to.
     pub(crate) transfers: Option<(&'a TransferQueue, usize)>,
 }
 
 impl Threads<'_> {
-    /// Runs the part of a walk that thread `index` of the pool has.
+    /// Runs the part of a walk that belongs to thread `index` of the pool.
     ///
     /// # Safety
     /// As [`Walk::span`], of all threads.
     pub(crate) unsafe fn walk(&self, walk: &Walk<'_>, steps: Range<usize>, index: usize, barrier: &Barrier) {
-        if index < self.cpu_threads {
+        if index < self.on_cpu {
             let (scratch, stride) = self.scratch;
-            let thread = PoolThread { index, of: self.cpu_threads, scratch: scratch.plus(index * stride) };
+            let thread = PoolThread { index, of: self.on_cpu, scratch: scratch.plus(index * stride) };
             // SAFETY: the caller's promise; each thread has its own part of the scratch.
             unsafe { walk.span(steps, thread, barrier) };
             // Only the first thread sends it jobs.
             if let Some((transfers, _)) = self.transfers.filter(|_| index == 0) {
                 transfers.close();
             }
-        } else if let Some(&(unit, scratch)) = self.accelerators.get(index - self.cpu_threads) {
+        } else if let Some(&(unit, scratch)) = self.accelerators.get(index - self.on_cpu) {
             // SAFETY: the caller's promise; the scratch is the unit's own.
             unsafe { walk.accelerator(steps, unit, scratch, index) };
         } else if let Some((transfers, unit)) = self.transfers

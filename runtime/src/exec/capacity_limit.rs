@@ -1,4 +1,4 @@
-//! Capacity limit: choices of the router that an expert has capacity for (NPUMoE, §3.2).
+//! Capacity limit: keeps the choices of the router that experts have capacity for (NPUMoE, §3.2).
 
 use crate::error::Error;
 use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, OverflowCounters, saliency};
@@ -11,14 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Counters of the steps of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct SetCounters {
-    /// Counts of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
+    /// Counts of (token, expert) pairs, by set, with the layer. `None` for hot neurons, whose capacity is
+    /// never exceeded.
     sets: Mutex<Vec<(u32, Option<OverflowCounters>)>>,
     /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
     decoded: AtomicU64,
 }
 
 impl SetCounters {
-    /// Nothing yet of these sets.
+    /// Counters of these sets, at zero.
     pub(crate) fn of(sets: &[ExpertSet]) -> Self {
         let counters = |s: &ExpertSet| (s.layer, s.hot.is_none().then(OverflowCounters::default));
         Self { sets: Mutex::new(sets.iter().map(counters).collect()), ..Self::default() }
@@ -35,7 +36,7 @@ impl SetCounters {
         }
     }
 
-    /// A layer of a decoding call computes with so many experts.
+    /// Counts the experts that a layer of a decoding call computes with.
     pub(crate) fn decode(&self, experts: u64) {
         self.decoded.fetch_add(experts, Ordering::Relaxed);
     }
@@ -47,7 +48,7 @@ impl SetCounters {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic leaves is written anew before it is read.
+    // Values left by a panic are overwritten before they are read.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -75,8 +76,8 @@ impl<'p> CapacityLimit<'p> {
         [ids, added, stay, rest]: [Addr; 4],
     ) {
         let n = launch.n;
-        // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this is the
-        // one thread that runs it.
+        // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all
+        // others; this is the one thread that runs it.
         let (choices, fates) = unsafe {
             (
                 (
@@ -96,8 +97,7 @@ impl<'p> CapacityLimit<'p> {
                 }
                 Misrouted::Shape { .. } => StepFault::Unit(Error::plan(e.to_string())),
             });
-            // What runs after stays in bounds.
-            // SAFETY: as above; the slices are gone.
+            // Later steps stay in bounds. SAFETY: as above; the slices are gone.
             unsafe {
                 std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);
                 std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k).fill(-1);
@@ -105,7 +105,8 @@ impl<'p> CapacityLimit<'p> {
         }
     }
 
-    /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
+    /// Decides which choices are within capacity. `ids`, `stay` and `rest` are `[n, k]`, `added` is
+    /// `[n, channels]`.
     fn limit(
         &self,
         set: usize,
@@ -122,7 +123,7 @@ impl<'p> CapacityLimit<'p> {
         let mut counters = OverflowCounters::default();
         let fates = decider.decide(&choices, capacities, *overflow, &mut counters)?;
         for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
-            // Without a capacity there is no graph, but room for all.
+            // An expert without a capacity has no graph, but room for all tokens.
             let fixed = capacities[id as usize] > 0;
             stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
             rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };

@@ -1,20 +1,23 @@
-//! Inputs of an attention's chunk graph beside its rows: the positions that each row sees, and where it is stored.
+//! Inputs of an attention's chunk graph beside its rows: the positions that each row sees, and the position
+//! at which it is stored.
 //!
-//! A chunk graph has a fixed number of rows `T` and a state over `C` positions of one sequence. The Neural Engine compares
-//! and indexes nothing (NPUMoE, Figure 4), so both are made here, out of the rows' positions. Rows past those that are
-//! given are padding: they see nothing, are stored nowhere, and what comes out of them is not to be read.
+//! A chunk graph has a fixed number of rows `T` and a state over `C` positions of one sequence. The Neural
+//! Engine has no comparisons and no indexing (NPUMoE, Figure 4), so both inputs are computed here from the
+//! rows' positions. Rows past the given ones are padding: they see nothing and are stored nowhere; their
+//! results must not be read.
 //!
-//! The functions write all of `out` and take no memory of their own.
+//! The functions write all of `out` and allocate nothing.
 
 use half::f16;
 
-/// Value that a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
+/// Value that a mask adds to a score that does not count. It is finite: with −∞ a row without other scores
+/// would become NaN.
 pub const MASKED: f32 = -1e4;
 
-/// Positions and lengths that do not go together.
+/// Mismatch of positions and lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
-    /// The output is not a whole number of rows, or has fewer than are given.
+    /// The output is not a whole number of rows, or has fewer rows than are given.
     #[error("{len} numbers do not hold {rows} rows of {width}")]
     Length {
         /// Numbers in the output.
@@ -34,8 +37,8 @@ pub enum Misfit {
     },
 }
 
-/// Checks that `len` numbers are whole rows of `width`, at least as many as positions, and these below `context`.
-/// Gives the number of rows.
+/// Checks that `len` numbers are whole rows of `width`, at least one per position, and that positions are
+/// below `context`. Returns the number of rows.
 fn rows(len: usize, width: usize, positions: &[u32], context: usize) -> Result<usize, Misfit> {
     let total = len.checked_div(width).unwrap_or(0);
     if total * width != len || total < positions.len() {
@@ -47,8 +50,8 @@ fn rows(len: usize, width: usize, positions: &[u32], context: usize) -> Result<u
     }
 }
 
-/// Fills `mask[T, C]`: 0 where a row sees a position, [`MASKED`] where not. A row sees the positions up to its own, the
-/// last `window` of them if set.
+/// Fills `mask[T, C]`: 0 if a row sees a position, else [`MASKED`]. A row sees the positions up to its own,
+/// the last `window` of them if set.
 ///
 /// # Errors
 /// [`Misfit`]; `out` is untouched then.
@@ -65,10 +68,11 @@ pub fn mask(out: &mut [f16], context: usize, positions: &[u32], window: Option<u
     Ok(())
 }
 
-/// Fills `write[C, T]`: 1 where a row's keys and values are stored, else 0.
+/// Fills `write[C, T]`: 1 if a row's keys and values are stored at a position, else 0.
 ///
 /// # Errors
-/// [`Misfit`]; `out` is untouched then. Two rows of one position are the caller's fault: the state would hold their sum.
+/// [`Misfit`]; `out` is untouched then. Positions must be distinct: the state would hold the sum of two rows
+/// of one position.
 pub fn write(out: &mut [f16], context: usize, positions: &[u32]) -> Result<(), Misfit> {
     let total = rows(out.len(), context, positions, context)?;
     out.fill(f16::ZERO);
@@ -80,8 +84,8 @@ pub fn write(out: &mut [f16], context: usize, positions: &[u32]) -> Result<(), M
     Ok(())
 }
 
-/// Fills `out[T, width]` with rows in f16, and zeros after them. A number past f16 becomes an infinity, which graphs
-/// refuse.
+/// Fills `out[T, width]` with rows in f16, and zeros after them. A number past f16 becomes an infinity, which
+/// graphs refuse.
 ///
 /// # Errors
 /// [`Misfit`]; `out` is untouched then.

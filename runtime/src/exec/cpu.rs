@@ -13,20 +13,20 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, ExpertLayer};
 use std::sync::Arc;
 
-/// The CPU. Experts on disk and static capacities are properties of its steps: those that read them call the pager and
-/// the capacity limit.
+/// The CPU. Its steps also call the pager, for experts on disk, and the capacity limit, for static
+/// capacities.
 #[derive(Default)]
 pub(crate) struct CpuUnit<'p> {
     layers: &'p [ExpertLayer],
     capacity_limit: CapacityLimit<'p>,
-    /// Store that knows when experts on disk are there; `None` where all weights are in memory.
+    /// Pager of experts on disk; `None` if all weights are in memory.
     pager: Option<AnyPager>,
-    /// Dispatcher of experts, where several units can run them.
+    /// Dispatcher of experts, if several units can run them.
     assigner: Option<Arc<Assigner>>,
 }
 
 impl<'p> CpuUnit<'p> {
-    /// For the steps of a program.
+    /// Executor of the steps of a program.
     pub(crate) fn new(
         program: &'p Program,
         pager: Option<AnyPager>,
@@ -66,7 +66,7 @@ impl ComputeUnit for CpuUnit<'_> {
                     unsafe { kernel_items(f, launch, thread, begin, end) };
                 });
             }
-            // SAFETY: the caller's promise is the one that these require.
+            // SAFETY: the caller's promise is what these require.
             (Code::Kernel(f), ..) => unsafe { kernel(f, launch, thread) },
             (Code::Builtin(b), ..) => {
                 if thread.index == 0 {
@@ -89,7 +89,7 @@ impl CpuUnit<'_> {
             (Builtin::RopeAngles { half, scale, long }, [pos, freqs @ .., out]) => {
                 let half = half as usize;
                 // SAFETY: the verifier has found `n` positions, `half` frequencies in each table and
-                // `n · 2 · half` results there, aligned, and the results apart from the others.
+                // `n · 2 · half` results there. They are aligned, and the results apart from the others.
                 let (pos, out) = unsafe {
                     (
                         std::slice::from_raw_parts(pos.of::<i32>(), n),
@@ -112,7 +112,8 @@ impl CpuUnit<'_> {
             }
             (Builtin::Dispatch { rows, k, experts, partial, candidates }, [ids, out, units @ ..]) => {
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
-                // SAFETY: the verifier has found the ids of all rows and the whole table there, aligned and apart.
+                // SAFETY: the verifier has found the ids of all rows and the whole table there, aligned and
+                // apart.
                 let (ids, out) = unsafe {
                     (
                         std::slice::from_raw_parts(ids.of::<i32>(), layout.rows * layout.k),
@@ -134,10 +135,10 @@ impl CpuUnit<'_> {
                     (Some(assigner), Some(layer)) => {
                         let chosen = &ids[..n.min(layout.rows) * layout.k];
                         let fail = |fault| launch.fail(fault);
-                        // SAFETY: only this thread comes here. Steps that read experts of this layer wait for
-                        // this one, and those of the layer that comes next wait for them.
+                        // SAFETY: only this thread is here. Steps that read experts of this layer wait for
+                        // this step, and those of the next layer wait for them.
                         unsafe {
-                            // A call that decodes says no length.
+                            // A decoding call has no length.
                             let prompt = launch.seq_len > 0;
                             let give = &mut |of: &[u32]| divide(Some(of));
                             assigner.dispatch(layer, chosen, prompt, launch.units, &fail, give);
@@ -145,7 +146,7 @@ impl CpuUnit<'_> {
                     }
                     _ => divide(layer.and_then(|l| self.layers.get(l)).map(|l| l.starts.as_slice())),
                 }
-                // A call that decodes says no length. Active experts are the table's first word.
+                // A decoding call has no length. The number of active experts is the table's first word.
                 if let (0, Some(&active)) = (launch.seq_len, out.first()) {
                     self.capacity_limit.counters.decode(u64::try_from(active).unwrap_or(0));
                 }
@@ -153,7 +154,7 @@ impl CpuUnit<'_> {
             (Builtin::RequestExperts { layer, rows, k, strides }, _) => {
                 let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
                 let assigner = self.assigner.as_deref();
-                // Where all weights are in memory there is nothing to fetch.
+                // If all weights are in memory there is nothing to fetch.
                 if let Some(AnyPager::Experts(pager)) = &self.pager {
                     // SAFETY: the caller's promise; this is the only thread that runs it.
                     let request = |beside: &[i32]| unsafe {
@@ -163,7 +164,8 @@ impl CpuUnit<'_> {
                 }
                 if let Some((assigner, experts)) = assigner.and_then(|a| Some((a, a.experts(layer)?))) {
                     let scores = args.len() - 1;
-                    // SAFETY: the verifier has found a row of so many experts of every layer that is scored.
+                    // SAFETY: the verifier has found a row of `experts` scores for every layer that is
+                    // scored.
                     let score = |i: usize| unsafe { builtin::scores(launch, &strides, i, 0, experts) };
                     let scored = if n == 1 { scores } else { 0 };
                     let fail = |fault| launch.fail(fault);
@@ -225,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Builtins that a unit claims are those that it executes; for the rest it reports a fault.
+    /// A unit executes the builtins that it claims; for the rest it reports a fault.
     #[test]
     fn what_the_cpu_does_not_know_is_a_fault() {
         let region = Region::new("test", 512).unwrap();
@@ -251,7 +253,7 @@ mod tests {
             let launch = Launch { step: 7, fault: &fault, ..launch(builtin, args, 1, 1, &taken) };
             // SAFETY: each argument has more room than one row needs; this is the only thread.
             unsafe {
-                CpuUnit::default().submit(&launch, PoolThread { index: 0, of: 1, scratch: region.base() })
+                CpuUnit::default().submit(&launch, PoolThread { index: 0, of: 1, scratch: region.base() });
             };
             let unknown =
                 matches!(fault.get(), Some(StepFault::Unknown(f)) if f.step == 7 && f.builtin == builtin);
@@ -286,7 +288,7 @@ mod tests {
         assert_eq!(angles(2.0, switch, &all, 11), [0.5f32.cos() * 3.0, 0.5f32.sin() * 3.0]);
     }
 
-    /// Writes its items into the buffer: how often each was called.
+    /// Counts the calls of each item in the buffer.
     unsafe extern "C" fn count(args: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
         assert!(n == 5 && begin < end);
         for i in begin..end {

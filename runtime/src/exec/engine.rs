@@ -31,24 +31,28 @@ pub(crate) use calls::{long_rope_threshold, most_rows};
 pub struct Options {
     /// Threads; `None`: `MOEC_THREADS`, else one per core.
     pub threads: Option<usize>,
-    /// Whether worker threads are bound to cores ([`Pool::new`]); an error where there are more than cores.
+    /// Whether worker threads are bound to cores ([`Pool::new`]). An error if there are more threads than
+    /// cores.
     pub pin: bool,
     /// Extent of the checks of the bundle before it runs.
     pub check: CheckLevel,
-    /// Whether no weights stay on disk, those neither that the plan would leave there.
+    /// Whether all weights are loaded, even those that the plan leaves on disk.
     pub resident: bool,
-    /// Place of weights that do not stay on disk. Those beside experts on disk are mapped: [`Weights::Ram`] is refused there.
+    /// Place of weights that do not stay on disk. With experts on disk the other weights are mapped, and
+    /// [`Weights::Ram`] is refused.
     pub weights: Weights,
-    /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
-    /// touched follow it in the background. [`Weights::Auto`] then maps them.
+    /// Whether mapped weights are read from disk only when first used; [`Weights::Auto`] then maps them.
+    /// Otherwise weights that the first prompt has not used are loaded in the background after it.
     pub lazy: bool,
     /// Options of experts on disk; `None`: from the environment.
     pub paging: Option<Paging>,
-    /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
+    /// Stop flag, read between calls of entry points: once true, work ends with
+    /// [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
-    /// Sequences that the caller means to hold: where the memory for them is not free, the engine does not open. `None`: no check.
+    /// Sequences that the caller plans to hold. The engine does not open if the memory for them is not free.
+    /// `None`: no check.
     pub demand: Option<Demand>,
-    /// Notifies the user, in a line, what goes on but not as it should.
+    /// Warns the user, in one line, of a problem that does not end the run.
     pub warn: Option<fn(&str)>,
 }
 
@@ -57,7 +61,7 @@ pub struct Options {
 pub enum Want {
     /// None: only the KV cache is filled.
     None,
-    /// The last one, from which generation goes on.
+    /// The last row, from which generation continues.
     Last,
     /// Every one.
     All,
@@ -83,11 +87,11 @@ pub struct Memory {
     pub scratch: u64,
     /// Packed weights.
     pub weights: u64,
-    /// KV cache when every slot is full; the operating system backs only what was written ([`Options::demand`]).
+    /// KV cache when every slot is full; the operating system backs only written pages ([`Options::demand`]).
     pub kv: u64,
-    /// Of these, snapshots of states that fold tokens.
+    /// Bytes among them of snapshots of states that fold tokens.
     pub snapshots: u64,
-    /// Cache frames of experts on disk; they hold a part of `weights`.
+    /// Cache frames of experts on disk; they hold some of `weights`.
     pub frames: u64,
 }
 
@@ -97,9 +101,9 @@ pub struct Memory {
 /// [`crate::bundle::abi::KernelFn`].
 pub struct Engine<'p> {
     pub(crate) program: &'p Program,
-    /// By index in the plan; none for those that no step names.
+    /// By index in the plan; `None` for units that no step names.
     pub(crate) units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
-    /// Those beside the CPU, with their scratch.
+    /// Units beside the CPU, with their scratch.
     pub(crate) unit_threads: Vec<(usize, Addr)>,
     pub(crate) accelerators: AcceleratorMemories,
     counters: Arc<SetCounters>,
@@ -109,7 +113,7 @@ pub struct Engine<'p> {
     pub(crate) store: Box<dyn Store + 'p>,
     /// Reason for the place of the weights, for people.
     why: String,
-    /// Whether the store is still to load what the first prompt leaves.
+    /// Whether the store must still load the weights that the first prompt did not use.
     preload: bool,
     pub(crate) arena: Region,
     pub(crate) states: States<'p>,
@@ -119,11 +123,11 @@ pub struct Engine<'p> {
     pub(crate) taken: Vec<AtomicUsize>,
     pub(crate) events: Events,
     pub(crate) pool: Pool,
-    /// Rows of a call, kept for the next one.
+    /// Rows of a call; the memory is used again by the next one.
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
     warn: Option<fn(&str)>,
-    /// To be told once of more overflow than is expected.
+    /// Callback for one warning about more overflow than expected.
     warn_overflow: Option<fn(&str)>,
     /// Entry point of the last call.
     last: Option<usize>,
@@ -152,7 +156,7 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Bytes that were taken of each memory beside the CPU's, by the names that the plan gives them.
+    /// Bytes that were allocated in each memory beside the CPU's, by its name in the plan.
     pub fn accelerator_memories(&self) -> impl Iterator<Item = (&str, u64)> {
         let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
         names.zip(self.accelerators.bytes.iter().copied())
@@ -164,7 +168,7 @@ impl<'p> Engine<'p> {
         if held.why.is_empty() { WeightPlacement { why: self.why.clone(), ..held } } else { held }
     }
 
-    /// Waits until weights are where they are to stay, and takes them from there.
+    /// Waits until weights are at their final place, and uses them there.
     ///
     /// # Errors
     /// As [`Store::moves`].
@@ -174,15 +178,16 @@ impl<'p> Engine<'p> {
         self.follow()
     }
 
-    /// Begins to load what no step has requested, once, if it is to be loaded. That is when the first token is out: the first
-    /// prompt reads most of what is ever needed, in the order of its steps, and decoding would request the rest piece by piece.
+    /// Begins to load the weights that no step has used yet, once, unless they are lazy. Called after the
+    /// first token. The first prompt reads most weights in the order of its steps; decoding would read the
+    /// rest piece by piece.
     fn begin_preload(&mut self) {
         if std::mem::take(&mut self.preload) {
             self.store.preload();
         }
     }
 
-    /// Takes weights from where they have moved to.
+    /// Uses weights at their new place, if they have moved.
     fn follow(&mut self) -> Result<()> {
         let moved = self.store.moves()?;
         if let Some((warn, text)) = self.warn.zip(self.store.warning()) {
@@ -204,7 +209,7 @@ impl<'p> Engine<'p> {
             .entries
             .iter()
             .map(|entry| bind(self.program, entry, &places, self.assigner.as_deref()));
-        // Until all are there the addresses of before hold.
+        // The old addresses are used until all entry points are bound.
         self.bound = all.collect::<Result<_>>()?;
         self.store.leave();
         Ok(())
@@ -213,29 +218,29 @@ impl<'p> Engine<'p> {
     /// Waits until all weights may be read.
     ///
     /// # Errors
-    /// Some do not come: a file that cannot be read or was changed.
+    /// Weights that cannot be loaded: a file that cannot be read or was changed.
     pub(crate) fn wait_for_weights(&self) -> Result<()> {
         self.store.load_progress().map_or(Ok(()), LoadProgress::wait_all)
     }
 
-    /// Counts of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
-    /// was opened; empty where there are none.
+    /// Counts of (token, expert) pairs since the engine was opened, by layer, for each set of experts with
+    /// fixed capacities. Empty if there are no such sets.
     pub fn overflow_counters(&self) -> Vec<(u32, OverflowCounters)> {
         self.counters.all()
     }
 
-    /// Pairs past the capacities of experts since the engine was opened, beside what the plan expects; `None`
-    /// where there are none.
+    /// Pairs past the capacities of experts since the engine was opened, and their expected number. `None` if
+    /// no experts have capacities.
     pub fn overflowed(&self) -> Option<Overflowed> {
         Overflowed::of(&self.overflow_counters(), &self.program.placement)
     }
 
-    /// Turns warnings of overflow off: the input is random ids, not text.
+    /// Turns warnings about overflow off, for input of random ids.
     pub(crate) fn ignore_overflow(&mut self) {
         self.warn_overflow = None;
     }
 
-    /// Warns once when more finds no room than the plan expects.
+    /// Warns once if more pairs overflow than the plan expects.
     pub(crate) fn warn_of_overflow(&mut self) {
         let Some(warn) = self.warn_overflow else { return };
         if let Some(over) = self.overflowed().filter(Overflowed::exceeds) {
@@ -247,18 +252,18 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Experts that calls which decode have computed with since the engine was opened: each once for all rows of a call, summed over
-    /// layers and calls.
+    /// Experts that decoding calls have computed with since the engine was opened. An expert counts once for
+    /// all rows of a call; counts are summed over layers and calls.
     pub fn decoded_experts(&self) -> u64 {
         self.counters.decoded()
     }
 
-    /// Statistics of experts that are assigned while the plan runs; `None` where none are.
+    /// Statistics of experts that are assigned at run time; `None` if there are none.
     pub fn assigned(&self) -> Option<Assigned> {
         self.assigner.as_ref().map(|a| a.done())
     }
 
-    /// Writes down from now on what every thread and the disk do.
+    /// Starts to record the work of every thread and of the disk.
     pub fn watch(&mut self) -> Arc<Timeline> {
         let timeline = Arc::new(Timeline::new(self.threads() + self.unit_threads.len()));
         if let Some(pager) = &self.pager {
@@ -282,7 +287,7 @@ impl<'p> Engine<'p> {
             _ => self.bound[entry as usize].layer_part(step as usize).map_or_else(
                 || format!("step {step}"),
                 |h| {
-                    // Tokens have met their gates in a step before.
+                    // An earlier step has multiplied tokens by their gates.
                     let apart = self.program.paging.as_ref().is_some_and(moec_ir::paging::Paging::by_neurons);
                     let first = if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
                         "up"
@@ -296,7 +301,8 @@ impl<'p> Engine<'p> {
         format!("{} {what}", e.kind)
     }
 
-    /// Statistics of the store of experts on disk since the engine was opened; `None` where all weights are mapped.
+    /// Statistics of the store of experts on disk since the engine was opened; `None` if no experts stay on
+    /// disk.
     pub fn paging(&self) -> Option<paging::Report> {
         self.pager.as_ref().map(AnyPager::report)
     }
@@ -311,8 +317,8 @@ impl<'p> Engine<'p> {
         self.len(slot) == 0
     }
 
-    /// Forgets the sequence in a slot. Where experts are assigned while the plan runs, they stay where they have moved to: units
-    /// round differently, so that the same tokens may then give other last bits than in an engine that has just been opened.
+    /// Forgets the sequence in a slot. Experts that are assigned at run time stay where they have moved to.
+    /// Units round differently, so the same tokens may then give other last bits than in a new engine.
     ///
     /// # Errors
     /// [`crate::Error::Request`].
@@ -320,17 +326,20 @@ impl<'p> Engine<'p> {
         self.states.zero(slot)
     }
 
-    /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all
-    /// states are caches nothing is copied: a sequence goes back to any position. Others have room for as many snapshots as
-    /// the plan says, which all slots share; the one that saves least goes where there is none left.
+    /// Takes a snapshot of a slot's states, so that [`Engine::rewind`] can go back to here, and returns the
+    /// position. If all states are caches nothing is copied: a sequence can go back to any position. Other
+    /// states have room for the plan's number of snapshots, which all slots share. If the room is used up,
+    /// the snapshot that saves least is evicted.
     ///
     /// # Errors
-    /// [`crate::Error::Request`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
+    /// [`crate::Error::Request`]; [`crate::Error::State`] if a state has no room, or after a call that failed
+    /// in the slot.
     pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
         self.states.snapshot(slot)
     }
 
-    /// Before tokens at a position that may be taken back: goes there, and has [`Engine::rewind`] find the way back until the next time.
+    /// Prepares for tokens at a position that may be taken back: goes there, and ensures that
+    /// [`Engine::rewind`] can go back to it until the next `keep`.
     ///
     /// # Errors
     /// As [`Engine::rewind`] and [`Engine::snapshot`].
@@ -338,24 +347,25 @@ impl<'p> Engine<'p> {
         self.states.keep([(slot, pos)].into_iter())
     }
 
-    /// Makes a slot exactly what it was after its first `pos` tokens. Snapshots of later positions go.
+    /// Restores a slot exactly as it was after its first `pos` tokens. Snapshots of later positions are
+    /// dropped.
     ///
     /// # Errors
-    /// [`crate::Error::Request`], [`crate::Error::State`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another
-    /// state that is no cache has no snapshot.
-    /// Nothing is changed then.
+    /// [`crate::Error::Request`]; [`crate::Error::State`] if a ring has overwritten positions that are seen
+    /// from there, or another state that is not a cache has no snapshot. Nothing is changed then.
     pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
         self.states.rewind(slot, pos)
     }
 
-    /// The furthest position up to `most` that [`Engine::rewind`] can go to, and [`Engine::fork`] from; 0 where that is the beginning
-    /// alone.
+    /// Furthest position up to `most` to which [`Engine::rewind`], and from which [`Engine::fork`], is
+    /// possible; 0 if only the beginning is.
     pub fn resumes(&self, slot: u32, most: usize) -> usize {
         self.states.resumes(slot, most)
     }
 
-    /// Makes the sequence in slot `to` a copy of the first `tokens` tokens of the one in slot `from`: copies what the states hold of it,
-    /// as far as they are filled. Snapshots of these tokens are both slots' then, and the others of `to` go.
+    /// Makes the sequence in slot `to` a copy of the first `tokens` tokens of slot `from`, by copying the
+    /// filled parts of the states. Both slots then share the snapshots of these tokens; other snapshots of
+    /// `to` are dropped.
     ///
     /// # Errors
     /// As [`Engine::rewind`] of `from`; [`crate::Error::State`] for a state that a static graph keeps.

@@ -1,9 +1,9 @@
-//! Rows that go to static graphs and back (NPUMoE, §3.2 and §4.2).
+//! Unit that executes static graphs: copies rows to them and back (NPUMoE, §3.2 and §4.2).
 //!
-//! The CPU routes and decides which rows find room ([`crate::exec::capacity_limit`]). The unit packs the rows of each group's experts
-//! one expert after the other, padded to their capacities, has the graph run, and takes the results apart again
-//! ([`Builtin::Experts`]), or runs the graphs of a part ([`Builtin::Part`]). It does so on a thread of its own: experts of the
-//! CPU compute while graphs run elsewhere.
+//! The CPU routes and decides which rows are within capacity ([`crate::exec::capacity_limit`]). For
+//! [`Builtin::Experts`] the unit packs the rows of each group expert by expert, padded to their capacities.
+//! It then runs the graph and unpacks the results. For [`Builtin::Part`] it runs the graphs of a subgraph. It
+//! has a thread of its own, so the CPU computes its experts while graphs run.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
     graphs: Box<dyn Graphs>,
-    /// By entry point, the graphs that its steps come to, each once, in their order.
+    /// By entry point, the graphs that its steps run, each once, in their order.
     entry_graphs: Vec<Vec<usize>>,
     counters: Arc<SetCounters>,
     work: Mutex<Work>,
@@ -34,12 +34,12 @@ struct Work {
     x: Vec<f16>,
     y: Vec<f16>,
     positions: Vec<u32>,
-    /// Inputs and outputs of a part's graph.
+    /// Inputs and outputs of a subgraph.
     tensors: Vec<Vec<f16>>,
 }
 
 impl<'p> GraphUnit<'p> {
-    /// For a program whose graphs are loaded.
+    /// Executor for a program whose graphs are loaded.
     pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, counters: Arc<SetCounters>) -> Self {
         let entry_graphs = program.entries.iter().map(|entry| graphs_of(program, entry)).collect();
         Self { program, graphs, entry_graphs, counters, work: Mutex::default() }
@@ -50,7 +50,8 @@ impl<'p> GraphUnit<'p> {
         self.graphs.run(graph as usize, slot, inputs, outputs)
     }
 
-    /// Runs the graphs of a set. `x` is `[rows, hidden]`, `y` is `[rows · k, hidden]`, in the order of the table's slots.
+    /// Runs the graphs of a set. `x` is `[rows, hidden]`, `y` is `[rows · k, hidden]`, in the order of the
+    /// table's slots.
     fn experts(
         &self,
         set: usize,
@@ -61,7 +62,8 @@ impl<'p> GraphUnit<'p> {
     ) -> Result<()> {
         let Work { x: packed, y: results, .. } = &mut *lock(&self.work);
         let mut counters = OverflowCounters::default();
-        // The slots of an expert, none if no row has chosen it. Whatever the table says, they lie inside of it.
+        // Slots of an expert, empty if no row has chosen it. They are inside of the buffer even if the table
+        // is wrong.
         let most = layout.rows * layout.k;
         let word = |i: usize, end: usize| usize::try_from(table[i]).unwrap_or(0).min(end);
         let active = word(0, layout.experts);
@@ -71,7 +73,7 @@ impl<'p> GraphUnit<'p> {
             Some(first..end.min(first + capacity))
         };
         let rows = x.len() / hidden.max(1);
-        // Groups of the same experts are sizes of one graph, the largest last.
+        // Groups with the same experts are sizes of one graph, the largest last.
         for sizes in self.program.sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
             let Some(largest) = sizes.last() else { continue };
             let members = || largest.experts.iter().enumerate();
@@ -112,7 +114,7 @@ impl<'p> GraphUnit<'p> {
     }
 }
 
-/// Graphs that the steps of an entry point come to, each once, in their order.
+/// Graphs that the steps of an entry point run, each once, in their order.
 fn graphs_of(program: &Program, entry: &Entry) -> Vec<usize> {
     let mut found = Vec::new();
     for step in &entry.steps {
@@ -132,7 +134,7 @@ fn graphs_of(program: &Program, entry: &Entry) -> Vec<usize> {
     found
 }
 
-/// Rows of a part, and of attention what it has besides: angles, positions, slots.
+/// Rows of a subgraph, and for attention also angles, positions and slots.
 #[derive(Clone, Copy)]
 struct SubgraphRows<'a> {
     x: &'a [f32],
@@ -142,7 +144,7 @@ struct SubgraphRows<'a> {
 }
 
 impl GraphUnit<'_> {
-    /// Runs the graphs of a part. `y` is `[rows, outputs]`.
+    /// Runs the graphs of a subgraph. `y` is `[rows, outputs]`.
     fn part(&self, part: usize, rows: SubgraphRows<'_>, y: &mut [f32]) -> Result<()> {
         let part = &self.program.parts[part];
         let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
@@ -165,14 +167,15 @@ impl GraphUnit<'_> {
         }
     }
 
-    /// One call of each graph of a part: all rows are of one sequence.
+    /// Calls each graph of a subgraph once: all rows are of one sequence.
     fn call(&self, part: &Subgraph, rows: SubgraphRows<'_>, y: &mut [f32]) -> Result<()> {
         let Work { tensors, positions, .. } = &mut *lock(&self.work);
         positions.clear();
         positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
         let slot = rows.slots.first().map_or(0, |&s| usize::try_from(s).unwrap_or(0));
         let mut column = 0;
-        // Attention has a graph for each place where a chunk of a prompt begins, or one for any place, or both.
+        // Attention has a graph for each position at which a chunk of a prompt begins, or one for any
+        // position, or both.
         let start = positions.first().copied();
         let declared = &self.program.graphs;
         let at_place =
@@ -245,8 +248,9 @@ impl ComputeUnit for GraphUnit<'_> {
                 let (set, hidden) = (set as usize, hidden as usize);
                 let experts = self.program.sets[set].capacities.len();
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
-                // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this
-                // is the only thread that runs it; the table was written by a step that has ended, which keeps to its layout.
+                // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from
+                // all others. This is the only thread that runs it. The step that wrote the table has ended,
+                // and it keeps to the layout.
                 let (operands, y) = unsafe {
                     (
                         (

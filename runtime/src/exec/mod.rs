@@ -1,4 +1,4 @@
-//! The engine: calls of entry points, the units that execute steps, and what is noted meanwhile.
+//! The engine: calls of entry points, the units that execute steps, counters and timelines.
 
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod accelerators;

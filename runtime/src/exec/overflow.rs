@@ -1,9 +1,9 @@
 //! Tokens past an expert's capacity (NPUMoE, §3.2 and §4.1).
 //!
-//! Pure functions over the routing of one chunk: they say what happens to every (token, expert) pair, and the caller that
-//! moves rows obeys. An expert keeps the tokens of the highest saliency, the L2 norm of what attention added to
-//! them; of equal ones it keeps the lowest index. The others are pruned, or spilled: they run on another unit with the
-//! same expert's weights.
+//! Pure functions over the routing of one chunk: they decide the fate of every (token, expert) pair, and the
+//! caller moves the rows. An expert keeps the tokens of the highest saliency, which is the L2 norm of what
+//! attention added to a token. Among equal ones it keeps the lowest index. The others are pruned, or spilled:
+//! they run on another unit with the same expert's weights.
 
 pub use moec_ir::placement::Overflow;
 use moec_ir::placement::Placement;
@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 /// Fate of a (token, expert) pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// The expert computes it where it lives.
+    /// The expert computes it on its own unit.
     #[default]
     Stays,
     /// The token goes without this expert.
@@ -21,7 +21,7 @@ pub enum Fate {
     Spilled,
 }
 
-/// A router gave a number that is no expert, or as many numbers as the rows cannot have.
+/// Invalid output of a router: an expert that does not exist, or a wrong number of choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misrouted {
     /// No such expert.
@@ -44,18 +44,18 @@ pub enum Misrouted {
     },
 }
 
-/// Rows by what became of them, summed over chunks.
+/// Counts of rows by their fate, summed over chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverflowCounters {
     /// (token, expert) pairs that the router made.
     pub routed: u64,
-    /// Of these, pairs that were pruned.
+    /// Pairs among them that were pruned.
     pub pruned: u64,
-    /// Of these, pairs that were spilled.
+    /// Pairs among them that were spilled.
     pub spilled: u64,
     /// Rows that static graphs computed.
     pub rows: u64,
-    /// Of these, rows that were padding.
+    /// Rows among them that were padding.
     pub padding: u64,
 }
 
@@ -75,7 +75,8 @@ impl OverflowCounters {
         self.padding as f64 / self.rows.max(1) as f64
     }
 
-    /// Counts a static graph that was executed: its experts have `capacity` rows each, and kept these many tokens.
+    /// Counts an executed static graph: its experts have `capacity` rows each; `kept` are the tokens that
+    /// each kept.
     pub fn executed(&mut self, capacity: u32, kept: impl IntoIterator<Item = u32>) {
         for n in kept {
             self.rows += u64::from(capacity);
@@ -83,7 +84,7 @@ impl OverflowCounters {
         }
     }
 
-    /// Adds what another counted.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.routed += other.routed;
         self.pruned += other.pruned;
@@ -93,22 +94,22 @@ impl OverflowCounters {
     }
 }
 
-/// Rows of an expert that overflow together, about: those of one call. They are not independent observations.
+/// Approximate number of rows of an expert that overflow in one call. They are not independent observations.
 const CLUMP: f64 = 32.0;
-/// Standard deviations above the expectation that chance does not explain.
+/// Standard deviations above the expectation beyond which chance is not an explanation.
 const SURE: f64 = 4.0;
 
-/// Pairs past the capacities of all layers, beside what the plan expects.
+/// Pairs past the capacities of all layers, and the number that the plan expects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overflowed {
     /// Counts of pairs.
     pub counters: OverflowCounters,
-    /// Pairs that would have found no room at the rates that the plan expects.
+    /// Pairs that would overflow at the rates that the plan expects.
     pub expected: f64,
 }
 
 impl Overflowed {
-    /// Of the counters of each layer, under a placement; `None` where no experts have capacities.
+    /// Sums the counters of all layers, under a placement; `None` if no experts have capacities.
     pub fn of(counters: &[(u32, OverflowCounters)], placement: &Placement) -> Option<Self> {
         let mut sum = Self::default();
         for (layer, counters) in counters {
@@ -120,7 +121,7 @@ impl Overflowed {
         (!counters.is_empty()).then_some(sum)
     }
 
-    /// Share of the pairs that found no room.
+    /// Share of the pairs that overflowed.
     pub fn rate(&self) -> f64 {
         (self.counters.pruned + self.counters.spilled) as f64 / self.counters.routed.max(1) as f64
     }
@@ -130,8 +131,8 @@ impl Overflowed {
         self.expected / self.counters.routed.max(1) as f64
     }
 
-    /// Whether so much more than expected found no room that chance does not explain it: as clumps of rows, which are
-    /// Poisson, by four standard deviations and as many clumps.
+    /// Whether more pairs overflowed than chance explains. Clumps of rows are taken as Poisson-distributed;
+    /// the threshold is four standard deviations and as many clumps above the expectation.
     pub fn exceeds(&self) -> bool {
         let over = (self.counters.pruned + self.counters.spilled) as f64;
         over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP
@@ -153,7 +154,7 @@ impl std::fmt::Display for Overflowed {
     }
 }
 
-/// The saliency of a token: the L2 norm of what attention added to it.
+/// The saliency of a token: the L2 norm of attention's output for it.
 ///
 /// ```
 /// assert_eq!(moec_runtime::exec::overflow::saliency(&[3.0, -4.0]), 5.0);
@@ -169,11 +170,11 @@ pub struct Choices<'a> {
     pub ids: &'a [i32],
     /// Experts per token.
     pub k: usize,
-    /// `[rows]`: saliency of each token. One that is no number counts as the highest.
+    /// `[rows]`: saliency of each token. NaN counts as the highest.
     pub saliency: &'a [f32],
 }
 
-/// Decides, with memory of its own that is used again from chunk to chunk.
+/// Decides the fates of pairs. Its memory is used again from chunk to chunk.
 #[derive(Clone, Debug, Default)]
 pub struct Decider {
     order: Vec<u32>,
@@ -182,8 +183,8 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// Decides each choice, where expert `e` has room for `capacities[e]` tokens; 0: for any number. Counts of
-    /// routed, pruned and spilled goes into `counters`.
+    /// Decides each choice. Expert `e` has room for `capacities[e]` tokens; 0: for any number. Routed, pruned
+    /// and spilled pairs are added to `counters`.
     ///
     /// # Errors
     /// Invalid choices. Nothing is counted then.
@@ -242,7 +243,7 @@ impl Decider {
     }
 }
 
-/// The higher saliency first; what is no number before all.
+/// Order by descending saliency, with NaN first.
 fn higher(a: f32, b: f32) -> Ordering {
     b.is_nan().cmp(&a.is_nan()).then_with(|| b.partial_cmp(&a).unwrap_or(Ordering::Equal))
 }

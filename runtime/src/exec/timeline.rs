@@ -1,7 +1,8 @@
 //! Timeline of every thread and the disk, for Perfetto (<https://ui.perfetto.dev>).
 //!
-//! A track per thread with its steps, and inside of them the time that it waited for experts; a track of reads, from the moment
-//! when an expert was requested to its last byte. Nothing is kept past [`MOST`] spans of a track.
+//! Each thread has a track with its steps, and inside of them the time that it waited for experts. Another
+//! track has reads, from the request of an expert to its last byte. Spans past [`MOST`] of a track are
+//! dropped.
 
 use serde_json::json;
 use std::io::{self, Write};
@@ -39,19 +40,19 @@ pub enum What {
     },
 }
 
-/// From, to: since the start.
+/// A span: kind, begin and end since the start.
 type Span = (What, Duration, Duration);
 
 /// Tracks of one run.
 #[derive(Debug)]
 pub struct Timeline {
     start: Instant,
-    /// One for each thread, then that of reads.
+    /// One track for each thread, then the track of reads.
     tracks: Vec<Mutex<Vec<Span>>>,
 }
 
 impl Timeline {
-    /// A timeline with tracks for so many threads.
+    /// A timeline with tracks for `threads` threads.
     pub fn new(threads: usize) -> Self {
         let tracks = (0..=threads).map(|_| Mutex::new(Vec::new())).collect();
         Self { start: Instant::now(), tracks }
@@ -75,7 +76,7 @@ impl Timeline {
         }
     }
 
-    /// Writes the spans as trace events of Chrome, one per line; `name` gives a step its name.
+    /// Writes the spans as Chrome trace events, one per line; `name` returns the name of a step.
     ///
     /// # Errors
     /// Those of the writer.
@@ -100,7 +101,7 @@ impl Timeline {
                     }
                 };
                 let (ts, dur) = (micros(from), micros(to.saturating_sub(from)));
-                // Reads overlap each other: an asynchronous pair each, by expert.
+                // Reads overlap each other, so each is an asynchronous pair of events, by expert.
                 let event = if tid == reads {
                     let id = from.as_nanos() as u64;
                     let begin = json!({"ph": "b", "cat": "disk", "name": title, "id": id, "pid": 0, "tid": tid, "ts": ts});

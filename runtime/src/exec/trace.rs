@@ -1,5 +1,5 @@
-//! Runs of one entry point step by step: on one thread, with an observer who looks at memory around every
-//! step; and on all, with a clock.
+//! Runs of one entry point step by step, with an observer that reads memory around every step, or with a
+//! clock.
 
 use crate::bundle::program::Program;
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub enum Moment {
     After,
 }
 
-/// View of a step that the observer gets.
+/// View of a step, for the observer.
 pub struct StepView<'a> {
     program: &'a Program,
     arena: Addr,
@@ -44,7 +44,7 @@ impl StepView<'_> {
         self.entry.kind
     }
 
-    /// The step, before or after which this is.
+    /// The step before or after which the observer is called.
     pub fn step(&self) -> &Step {
         &self.entry.steps[self.index]
     }
@@ -59,12 +59,12 @@ impl StepView<'_> {
         self.n
     }
 
-    /// Wanted output rows.
+    /// Requested output rows.
     pub fn m(&self) -> usize {
         self.m
     }
 
-    /// Bytes of a buffer of the entry point: a copy, where the CPU cannot read them where they lie.
+    /// Bytes of a buffer of the entry point; a copy if the CPU cannot read them in place.
     pub fn buffer(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let b = self.entry.buffers.get(index as usize)?;
         let arena = match b.memory.checked_sub(1).map(|m| m as usize) {
@@ -74,19 +74,19 @@ impl StepView<'_> {
         self.seen(b.memory, arena.plus(b.offset as usize), b.bytes)
     }
 
-    /// Whether the CPU can read a memory where it lies.
+    /// Whether the CPU can read a memory in place.
     fn is_mapped(&self, memory: u32) -> bool {
         memory.checked_sub(1).is_none_or(|m| self.accelerators.mapped.get(m as usize) == Some(&true))
     }
 
-    /// Bytes of a state, snapshots included: a copy, where the CPU cannot read them where they lie.
+    /// Bytes of a state, snapshots included; a copy if the CPU cannot read them in place.
     pub fn state(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let at = self.state_at.get(index as usize)?;
         let state = self.program.states.get(index as usize)?;
         self.seen(state.memory, *at, state.bytes())
     }
 
-    /// Bytes of a memory, brought here where the CPU does not see it.
+    /// Bytes of a memory, copied if the CPU cannot read it in place.
     fn seen(&self, memory: u32, at: Addr, bytes: u64) -> Option<Cow<'_, [u8]>> {
         if self.is_mapped(memory) {
             return Some(Cow::Borrowed(self.look(at, bytes)));
@@ -94,8 +94,8 @@ impl StepView<'_> {
         let owner = self.program.units.iter().position(|u| u.memory == memory)?;
         let unit = self.units.get(owner)?.as_deref()?;
         let mut copy = vec![0_u8; bytes as usize];
-        // SAFETY: the verifier has found the extent inside of the unit's memory, which lives as long as the engine; no step
-        // runs while the view is alive.
+        // SAFETY: the verifier has found the extent inside of the unit's memory, which lives as long as the
+        // engine. No step runs while the view is alive.
         unsafe { unit.copy(at, Addr::read_only(copy.as_mut_ptr()), copy.len()) };
         Some(Cow::Owned(copy))
     }
@@ -109,23 +109,22 @@ impl StepView<'_> {
     #[allow(clippy::unused_self, reason = "its lifetime is the slice's")]
     fn look(&self, at: Addr, bytes: u64) -> &[u8] {
         // SAFETY: the verifier has found the extent inside of its region, which lives as long as the engine
-        // and is initialised; no step runs while the view, and with it the slice, is alive.
+        // and is initialised. No step runs while the view, and with it the slice, is alive.
         unsafe { std::slice::from_raw_parts(at.ptr(), bytes as usize) }
     }
 }
 
 impl Engine<'_> {
     /// Runs entry point `entry` for `rows`, with logits of the rows `wanted`, as part of a sequence of
-    /// `seq_len` tokens. All threads share each step and wait for each other after it. `observe` is called
-    /// on the calling thread before and after every step, those without rows included; its error ends the
-    /// run.
+    /// `seq_len` tokens. All threads share each step and wait for each other after it. `observe` is called on
+    /// the calling thread before and after every step, even one without rows. Its error ends the run.
     ///
-    /// States are written as in any call. Unlike [`Engine::prefill`], a hole before the rows is allowed where all states are
-    /// caches: what they hold there is the caller's affair.
+    /// States are written as in any call. Unlike with [`Engine::prefill`], a hole before the rows is allowed
+    /// if all states are caches; the caller is responsible for their values there.
     ///
     /// # Errors
-    /// An entry point that is not there or does not take the rows; ids, positions and slots out of range;
-    /// weights that do not come; what `observe` returns.
+    /// An entry point that does not exist or does not take the rows; ids, positions and slots out of range;
+    /// weights that cannot be loaded; errors of `observe`.
     pub fn trace_entry(
         &mut self,
         entry: usize,
@@ -137,7 +136,7 @@ impl Engine<'_> {
         self.trace_steps(entry, rows, wanted, seq_len, &|_| true, observe)
     }
 
-    /// As [`Engine::trace_entry`], stopping only around the steps, by index, that `stops` names.
+    /// As [`Engine::trace_entry`], with `observe` called only around the steps whose index is in `stops`.
     ///
     /// # Errors
     /// As [`Engine::trace_entry`].
@@ -166,7 +165,7 @@ impl Engine<'_> {
         };
         let of = &self.program.entries[entry];
         let threads = Threads {
-            cpu_threads: self.pool.threads(),
+            on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
             transfers: None,
@@ -192,8 +191,8 @@ impl Engine<'_> {
                 observe(Moment::Before, &view())?;
             }
             self.pool.run(&|index, barrier| {
-                // SAFETY: the program is valid, the inputs are written, all threads of the pool take part, each
-                // with its own part of the scratch, what came before has ended, and no view is alive.
+                // SAFETY: the program is valid and the inputs are written. All threads of the pool take part,
+                // each with its own part of the scratch. Earlier steps have ended, and no view is alive.
                 unsafe { threads.walk(&walk, start..end, index, barrier) }
             });
             if stop {
@@ -204,8 +203,8 @@ impl Engine<'_> {
         self.end(entry, rows, fault.into_inner())
     }
 
-    /// Runs entry point `entry` as [`Engine::trace_entry`] does, without an observer, and gives the time of
-    /// every step. All threads meet around each: the times hold a barrier, and no step overlaps the next.
+    /// Runs entry point `entry` as [`Engine::trace_entry`] does, without an observer, and returns the time of
+    /// every step. All threads meet around each step: times include a barrier, and steps do not overlap.
     ///
     /// # Errors
     /// As [`Engine::trace_entry`].
@@ -231,7 +230,7 @@ impl Engine<'_> {
             timeline: None,
         };
         let threads = Threads {
-            cpu_threads: self.pool.threads(),
+            on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
             transfers: None,
@@ -240,8 +239,9 @@ impl Engine<'_> {
         for index in 0..walk.bound.len() {
             let start = Instant::now();
             self.pool.run(&|thread, barrier| {
-                // SAFETY: the program is valid and the inputs are written; `Pool::run` returns when all threads
-                // are done, so every earlier step has ended; each has its own part of the scratch.
+                // SAFETY: the program is valid and the inputs are written. `Pool::run` returns when all
+                // threads are done, so every earlier step has ended. Each thread has its own part of the
+                // scratch.
                 unsafe { threads.walk(&walk, index..index + 1, thread, barrier) };
             });
             times.push(start.elapsed());

@@ -1,4 +1,4 @@
-//! Executors of steps: the CPU, and other units of a target, behind one trait.
+//! Trait of the executors of steps: the CPU and the other units of a target.
 
 use crate::bundle::BundleReader;
 use crate::bundle::abi::KernelFn;
@@ -21,12 +21,12 @@ pub struct PoolThread {
     pub scratch: Addr,
 }
 
-/// The units of a program, by index: for what one of them has others do.
+/// Units of a program, by index, for steps of one unit that need another one.
 #[derive(Clone, Copy, Default)]
 pub struct Units<'a>(pub(crate) &'a [Option<Box<dyn ComputeUnit + 'a>>]);
 
 impl<'a> Units<'a> {
-    /// The unit of an index; `None` where no step names it.
+    /// Unit with an index; `None` if no step names it.
     pub fn get(self, unit: usize) -> Option<&'a (dyn ComputeUnit + 'a)> {
         self.0.get(unit)?.as_deref()
     }
@@ -49,22 +49,22 @@ pub struct Launch<'a> {
     pub grid: Grid,
     /// Valid rows, at least 1.
     pub n: usize,
-    /// Tokens of the longest sequence in this call, those of earlier calls included.
+    /// Tokens of the longest sequence in this call, including those of earlier calls.
     pub seq_len: usize,
-    /// Items that threads have taken so far; 0 when the call begins.
+    /// Number of items that threads have taken so far; 0 when the call begins.
     pub taken: &'a AtomicUsize,
     /// Index in the entry point.
     pub step: usize,
     /// Matrices that it reads, if they are of experts on SSD.
     pub layer_part: Option<LayerPart>,
-    /// Receives what went wrong first.
+    /// Cell of the first fault.
     pub fault: &'a OnceLock<StepFault>,
     /// All units.
     pub units: Units<'a>,
 }
 
 impl Launch<'_> {
-    /// Says what went wrong. Only the first one counts.
+    /// Reports a fault. Only the first one counts.
     pub fn fail(&self, fault: StepFault) {
         let _ = self.fault.set(fault);
     }
@@ -107,7 +107,7 @@ pub enum StepFault {
     Unit(Error),
     /// Experts could not be read.
     Disk(Error),
-    /// Weights did not come.
+    /// Weights could not be loaded.
     Weights(Error),
     /// A step runs a builtin that the unit does not know.
     Unknown(UnknownStep),
@@ -143,8 +143,8 @@ pub struct BadExpert {
 
 /// Executes the steps of a plan that name it.
 ///
-/// The CPU's steps are walked by several threads together; every other unit has one thread of its own, which submits its
-/// steps one after the other, and waits where another unit needs what they give.
+/// Several threads walk the CPU's steps together. Every other unit has one thread of its own, which submits
+/// its steps one after the other, and waits before another unit uses their results.
 pub trait ComputeUnit: Send + Sync {
     /// Name, for people.
     fn name(&self) -> &'static str;
@@ -152,17 +152,17 @@ pub trait ComputeUnit: Send + Sync {
     /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Reads what it executes beside kernels: the artifacts of the bundle that its steps name; called once, before anything
-    /// else. `index` is its own in the plan.
+    /// Loads the artifacts of the bundle that its steps name, beside kernels. Called once, before anything
+    /// else. `index` is the unit's index in the plan.
     ///
     /// # Errors
-    /// An artifact that is missing, not as it was built, or that it does not run.
+    /// An artifact that is missing, changed, or that the unit cannot run.
     fn load(&mut self, _program: &Program, _index: u32, _bundle: &BundleReader) -> Result<()> {
         Ok(())
     }
 
-    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; called once, before it
-    /// runs a step. `None`: it works in the CPU's.
+    /// Allocates a memory of its own: zeroed, aligned to 64 bytes, and valid as long as the unit. Called
+    /// once, before any step. `None`: the unit works in the CPU's memory.
     ///
     /// # Errors
     /// Memory refused.
@@ -170,7 +170,7 @@ pub trait ComputeUnit: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the CPU can read its memory where it lies. Others are seen by copies alone.
+    /// Whether the CPU can read its memory in place. Other memories are read by copies only.
     fn is_mapped(&self) -> bool {
         false
     }
@@ -178,41 +178,42 @@ pub trait ComputeUnit: Send + Sync {
     /// Copies between its own memory and the CPU's, in either direction.
     ///
     /// # Safety
-    /// Both places have so many bytes, which nothing else uses now, and do not overlap.
+    /// Both ranges have `bytes` bytes, which nothing else uses now, and do not overlap.
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
     }
 
-    /// Gives an expert of one of its sets of streams another place inside of its memory: module `to`, or all of them. No step of
-    /// that set runs meanwhile.
+    /// Moves an expert of one of its sets of NDP command streams inside of its memory: to DIMM `to`, or
+    /// striped over all of them. No step of that set runs meanwhile.
     ///
     /// # Errors
-    /// A place that it has not.
+    /// A place that does not exist.
     fn relocate(&self, _set: u32, _expert: u32, _to: Option<u32>) -> Result<()> {
         Ok(())
     }
 
-    /// A call of an entry point begins, another one than that of the last call. A hint, for what takes time to load.
+    /// Hint that a call of another entry point than the last call's begins, for artifacts that take time to
+    /// load.
     fn prepare(&self, _entry: usize) {}
 
-    /// Does a thread's share of a step, or begins it. Every thread of the unit comes here once per step; the shares are disjoint
-    /// and together the whole.
+    /// Does a thread's share of a step, or begins it. Every thread of the unit calls this once per step; the
+    /// shares are disjoint and cover the step.
     ///
     /// # Safety
-    /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one
-    /// depends on has ended on all threads; threads of one call have distinct indexes below the common `of`, each with its own
-    /// scratch.
+    /// The addresses are those of a [`Program`]; they are valid, and no reference points into them. Every
+    /// step that this one depends on has ended on all threads. Threads of one call have distinct indexes
+    /// below the common `of`, each with its own scratch.
     unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread);
 
-    /// Waits until everything has ended that was submitted.
+    /// Waits until all submitted work has ended.
     fn wait(&self, _fault: &OnceLock<StepFault>) {}
 }
 
 /// Refuses a program with a step that its unit does not execute.
 ///
 /// # Errors
-/// [`Error::Machine`]; [`Error::Machine`] for a unit without an implementation.
+/// [`Error::Machine`], also for a unit without an implementation.
 pub(crate) fn check(units: &[Option<Box<dyn ComputeUnit + '_>>], program: &Program) -> Result<()> {
     for entry in &program.entries {
         for (step, s) in entry.steps.iter().enumerate() {
@@ -258,22 +259,24 @@ pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, thread: PoolThread) {
     }
 }
 
-/// Items per thread up to which all threads get equal shares: taking turns would cost more than it evens out.
+/// Items per thread up to which all threads get equal shares: dynamic shares would cost more than they
+/// balance.
 const FEW: usize = 8;
 
-/// The fewest items that a thread takes at once: one in so many of an even share.
+/// Divisor of an even share that gives the fewest items that a thread takes at once.
 const LEAST: usize = 32;
 
-/// Of what is left, a thread takes one in so many of an even share: of items that are alike, and of those of experts, which
-/// come with the largest first.
+/// Divisors of an even share of the remaining items, which give the number that a thread takes: for items of
+/// equal cost, and for experts, which come with the largest first.
 const ALIKE: usize = 2;
 const UNEVEN: usize = 8;
 
 /// Calls `call` with this thread's ranges of `items`.
 ///
-/// Neither are items equal (experts have their own numbers of rows) nor are cores (little ones, ones that something else
-/// runs on). So threads come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
-/// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where no thread then waits long.
+/// Items have different costs (experts have different numbers of rows), and so have cores (little or busy
+/// ones). So each thread repeatedly takes a part of the remaining items (guided self-scheduling,
+/// Polychronopoulos and Kuck 1987). Large ranges come first, which keeps neighbours together; small ones come
+/// last, so no thread waits long.
 fn share(taken: &AtomicUsize, items: usize, part: usize, thread: PoolThread, call: impl Fn(usize, usize)) {
     if items <= thread.of * FEW || thread.of == 1 {
         return call(items * thread.index / thread.of, items * (thread.index + 1) / thread.of);
@@ -298,15 +301,15 @@ pub(crate) unsafe fn kernel_items(
     end: usize,
 ) {
     if begin < end {
-        // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
-        // pointer), and the scratch is this thread's.
+        // SAFETY: the kernel is the step's own, and its addresses are the step's arguments (`Addr` is
+        // transparent over a pointer). The scratch is this thread's.
         unsafe {
             f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, thread.scratch.ptr());
         }
     }
 }
 
-/// Executes a `copy` with the unit's own means. True if it was one.
+/// Executes a `copy` step by [`ComputeUnit::copy`]. True if the step was one.
 ///
 /// # Safety
 /// As [`ComputeUnit::submit`], on one thread.
@@ -318,10 +321,10 @@ pub unsafe fn copied(unit: &dyn ComputeUnit, launch: &Launch<'_>) -> bool {
         (Span::Whole, &[from, to]) => (from, to, 0, row),
         (Span::Slots { rows, k, experts }, &[table, from, to]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
-            // SAFETY: the verifier has found the whole table there, in the CPU's memory; the step that writes it has
-            // ended.
+            // SAFETY: the verifier has found the whole table there, in the CPU's memory; the step that writes
+            // it has ended.
             let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
-            // Whatever the table says, its slots lie inside.
+            // Slots are inside of the buffer even if the table is wrong.
             let word = |i: usize, most: usize| usize::try_from(table[i]).unwrap_or(0).min(most);
             let active = word(0, layout.experts);
             let most = layout.rows * layout.k;
@@ -332,7 +335,7 @@ pub unsafe fn copied(unit: &dyn ComputeUnit, launch: &Launch<'_>) -> bool {
         _ => return false,
     };
     if bytes > 0 {
-        // SAFETY: the verifier has found so many bytes at both ends, which lie in different memories.
+        // SAFETY: the verifier has found `bytes` bytes at both ends, which are in different memories.
         unsafe { unit.copy(from.plus(skip), to.plus(skip), bytes) };
     }
     true

@@ -1,4 +1,4 @@
-//! What states cannot do, as errors, and the plans that are refused for it.
+//! Operations that states cannot do: their errors, and the checks of plans for them.
 
 use crate::error::{Error, Hint, Result};
 use moec_ir::plan::{GraphDecl, Plan, StateBuf};
@@ -14,36 +14,36 @@ pub(super) enum Cannot {
         slot: u32,
         /// Tokens in it.
         len: usize,
-        /// Tokens that were to stay.
+        /// Tokens that should remain.
         pos: usize,
         /// Positions of the snapshots of the slot, ascending.
         snapshots: Vec<usize>,
-        /// Snapshots that the plan gives each slot room for.
+        /// Snapshots per slot that the plan has room for.
         room: u32,
     },
-    /// Go back further than what a ring has overwritten.
+    /// Go back to a position whose window a ring has overwritten.
     Reach {
         /// Slot.
         slot: u32,
         /// Tokens in it.
         len: usize,
-        /// Tokens that were to stay.
+        /// Tokens that should remain.
         pos: usize,
-        /// Fewest tokens, but none, that can stay.
+        /// Fewest tokens above 0 that can remain.
         least: usize,
     },
-    /// Keep a copy of a slot, to which it could go back: the plan has no room for one.
+    /// Take a snapshot of a slot: the plan has no room for one.
     Snapshot,
-    /// Go on, be copied or kept: a call that changed the slot has ended in an error.
+    /// Continue, be copied or kept: a call that changed the slot has ended in an error.
     Dirty {
         /// Slot.
         slot: u32,
     },
-    /// Copy a slot to another one: another unit keeps it, which does not give it out.
+    /// Copy a slot to another one: the state is in another unit, which does not give it out.
     Fork,
-    /// Be written to a file, or read from one: another unit keeps it.
+    /// Be written to a file, or read from one: the state is in another unit.
     Save,
-    /// Take several tokens of a sequence at once, of which some may be taken back.
+    /// Take several tokens of a sequence in one call, of which some may be taken back.
     Draft,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Cannot {
 }
 
 impl Cannot {
-    /// The error of a state.
+    /// Error for a state.
     pub(super) fn error(&self, state: &str, kind: StateKind) -> Error {
         let what = format!("state `{state}` ({}) cannot {self}", kind.name());
         let hint: Hint = Some(self.hint().into());
@@ -99,18 +99,18 @@ impl Cannot {
     }
 }
 
-/// The state that goes back least far, of those that need snapshots for it.
+/// State with room for the fewest snapshots, of those that need snapshots to go back.
 fn least(plan: &Plan) -> Option<&StateBuf> {
     plan.states.iter().filter(|s| s.kind.needs_snapshots()).min_by_key(|s| s.snapshots)
 }
 
-/// What a plan's states cannot do, in the name of the one that goes back least far.
+/// Error for a plan, in the name of the state with room for the fewest snapshots.
 pub(super) fn refusal(plan: &Plan, cannot: Cannot) -> Error {
     let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
     cannot.error(&state, kind)
 }
 
-/// Refuses a plan whose sequences cannot go back by a token, as tokens that are decoded twice do.
+/// Refuses a plan whose sequences cannot go back by a token, which decoding a token twice requires.
 ///
 /// # Errors
 /// [`Error::State`].
@@ -124,12 +124,12 @@ pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
 /// Refuses a plan whose sequences cannot be copied from slot to slot.
 ///
 /// # Errors
-/// [`Error::State`], by the name of the static graph, or of the state that lies in another memory.
+/// [`Error::State`], with the name of the static graph, or of the state in another memory.
 pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
     check_own(plan, Cannot::Fork)
 }
 
-/// Refuses a plan of whose states some lie outside of the CPU's memory: they cannot do this.
+/// Refuses a plan with states outside of the CPU's memory: they cannot do this.
 ///
 /// # Errors
 /// As [`check_fork`].
@@ -140,10 +140,10 @@ pub(super) fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
 }
 
-/// Number of draft tokens that a call can take and take back: what rings hold beside what they see.
+/// Most draft tokens that a call can take and undo: the positions that rings hold beyond their window.
 ///
 /// # Errors
-/// [`Error::State`] for a state that folds tokens together without room for a snapshot, or that another unit keeps.
+/// [`Error::State`] for a state that folds tokens and has no room for a snapshot, or that is in another unit.
 pub(crate) fn max_draft_tokens(plan: &Plan) -> Result<usize> {
     check_own(plan, Cannot::Draft)?;
     if plan.snapshots_of_slot() == 0 && least(plan).is_some() {

@@ -1,4 +1,4 @@
-//! States of the sequences in slots, and the file of one.
+//! States of the sequences in slots, and files of saved prompts.
 
 pub(crate) mod cannot;
 pub mod saved;

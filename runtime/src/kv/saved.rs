@@ -1,23 +1,24 @@
-//! Saved prompts: the ids of a prompt and what the states hold of it, in a file.
+//! Saved prompts: files with the ids of a prompt and its part of the states.
 //!
-//! A file belongs to one build: it names the SHA-256 of the encoded plan, which holds the hashes of all weights. It is read as
-//! untrusted input: how long it must be follows from the plan and its number of tokens, and is compared before anything else is
-//! read; a SHA-256 of everything stands at its end, and until it was compared the slot holds nothing. What states hold are numbers
-//! that are only computed with, never places: other numbers give other tokens, and nothing worse.
+//! A file belongs to one build: it has the SHA-256 of the encoded plan, which contains the hashes of all
+//! weights. It is read as untrusted input. Its expected size follows from the plan and its number of tokens,
+//! and is compared before anything else is read. A SHA-256 of all bytes is at its end; the slot stays empty
+//! until this was compared. States hold numbers to compute with, never offsets, so wrong numbers can only
+//! give wrong tokens.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `moecsave` |
-//! | 4 | version of this form, 2 |
+//! | 4 | version of this format, 2 |
 //! | 32 | SHA-256 of the plan |
 //! | 8 | tokens |
-//! | 8 | of rings, the position after the furthest that was written; else the tokens |
+//! | 8 | position after the furthest one written in rings; without rings the tokens |
 //! | 8 | snapshots |
 //! | 4 each | ids |
 //! | 8 each | positions of the snapshots, ascending and before the end |
-//! | as many as the plan says | what the states hold, in the plan's order, head by head |
-//! | as many as the plan says, for each snapshot | what it holds, in the plan's order |
-//! | 32 | SHA-256 of all before |
+//! | by the plan | values of the states, in the plan's order, head by head |
+//! | by the plan, for each snapshot | values of the snapshot, in the plan's order |
+//! | 32 | SHA-256 of all bytes before |
 //!
 //! Numbers are little-endian.
 
@@ -41,8 +42,8 @@ type Sha = [u8; 32];
 /// Bytes of the hash at the end.
 const HASH: u64 = size_of::<Sha>() as u64;
 
-/// A saved prompt that has been opened: its head fits this plan, and its ids are the vocabulary's. What its states hold is still
-/// to be read.
+/// An opened saved prompt: its header fits this plan, and its ids are within the vocabulary. Its states are
+/// not read yet.
 #[derive(Debug)]
 pub struct Saved {
     path: PathBuf,
@@ -56,18 +57,18 @@ pub struct Saved {
     snapshots: Vec<usize>,
 }
 
-/// The hash by which a plan, and with it its weights, is known.
+/// Hash that identifies a plan, and with it its weights.
 fn plan_hash(plan: &Plan) -> Result<[u8; 32]> {
     let bytes = plan.encode().map_err(Error::plan)?;
     Ok(Sha256::digest(&bytes).into())
 }
 
-/// Writes what a slot holds to `path`: `ids` are its tokens. The file appears whole or not at all, and replaces another. Gives its
-/// size in bytes.
+/// Writes the sequence of a slot to `path`: `ids` are its tokens. The file appears complete or not at all,
+/// and replaces an existing one. Returns its size in bytes.
 ///
 /// # Errors
-/// [`Error::State`] for what another unit keeps, and after a call that failed; [`Error::Request`] for ids that are not as many as
-/// the slot's tokens; [`Error::Io`].
+/// [`Error::State`] for states in another unit, and after a call that failed; [`Error::Request`] if the
+/// number of ids is not that of the slot's tokens; [`Error::Io`].
 pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<u64> {
     if ids.len() != engine.len(slot) || ids.is_empty() {
         return Err(Error::request(format!(
@@ -92,13 +93,13 @@ pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<
     Ok(bytes)
 }
 
-/// A file is not a saved prompt, or a damaged one.
+/// Error for a file that is not a saved prompt, or is damaged.
 fn unusable(path: &Path, why: &str) -> Error {
     Error::file(path, format!("is not a saved prompt that can be used: {why}"))
         .with_hint("give a file that `--save-prompt` has written, or write it again")
 }
 
-/// The number that bytes begin with.
+/// Number at the beginning of `bytes`.
 fn word(bytes: &[u8]) -> Option<usize> {
     bytes.first_chunk().and_then(|&word| usize::try_from(u64::from_le_bytes(word)).ok())
 }
@@ -115,10 +116,11 @@ fn head(engine: &Engine<'_>, slot: u32, ids: &[u32]) -> Result<Vec<u8>> {
 }
 
 impl Saved {
-    /// Opens a file and reads its head and its ids.
+    /// Opens a file and reads its header and its ids.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::BadFile`] for what is no such file, is of another version or another bundle, or is too short.
+    /// [`Error::Io`]; [`Error::BadFile`] for a file that is not a saved prompt, is of another version or
+    /// bundle, or is too short.
     pub fn open(path: &Path, program: &Program) -> Result<Self> {
         let failed = |source| Error::io("read", path.to_owned(), source);
         let wrong = |why: &str| unusable(path, why);
@@ -185,14 +187,14 @@ impl Saved {
         &self.ids
     }
 
-    /// The long-RoPE threshold, if a prompt of `tokens` is on its other side: then all of its positions have other angles, and nothing
-    /// that is saved can be used.
+    /// The long-RoPE threshold, if a prompt of `tokens` tokens is on its other side. All positions then have
+    /// other angles, and no saved state can be used.
     pub fn crossed_long_rope_threshold(&self, tokens: usize) -> Option<usize> {
         self.long_rope_threshold.filter(|&threshold| (self.ids.len() > threshold) != (tokens > threshold))
     }
 
-    /// Number of the first tokens of `prompt` that it holds, the last token left aside: its logits are not saved, so that one token
-    /// is always to be computed.
+    /// Number of first tokens of `prompt` that are saved here. The prompt's last token does not count: logits
+    /// are not saved, so at least one token must be computed.
     pub fn shared_with(&self, prompt: &[u32]) -> usize {
         if self.crossed_long_rope_threshold(prompt.len()).is_some() {
             return 0;
@@ -201,11 +203,11 @@ impl Saved {
         same.min(prompt.len().saturating_sub(1))
     }
 
-    /// Makes a slot what it was when it was saved.
+    /// Restores a slot as it was when it was saved.
     ///
     /// # Errors
-    /// [`Error::State`] for what another unit keeps; [`Error::BadFile`] for a file of another length than the plan's states have, or
-    /// with another hash; [`Error::Io`]. The slot holds nothing then.
+    /// [`Error::State`] for states in another unit; [`Error::BadFile`] for a file whose length does not fit
+    /// the plan's states, or with another hash; [`Error::Io`]. The slot is empty then.
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
         let Self { path, mut file, bytes, mut hash, written, long_rope_threshold: _, ids, snapshots } = self;
         let failed = |source: io::Error| match source.kind() {
@@ -236,7 +238,7 @@ impl Saved {
     }
 }
 
-/// Writes, sums up and counts.
+/// Writer that also hashes and counts the bytes.
 struct Summed<W: Write> {
     out: W,
     hash: Sha256,
@@ -250,7 +252,7 @@ impl<W: Write> Summed<W> {
         self.out.write_all(bytes)
     }
 
-    /// Writes the hash of all before, and gives the number of bytes.
+    /// Writes the hash of all bytes so far, and returns the number of bytes.
     fn finish(mut self) -> io::Result<u64> {
         self.out.write_all(&self.hash.finalize())?;
         self.out.flush()?;
@@ -258,7 +260,7 @@ impl<W: Write> Summed<W> {
     }
 }
 
-/// A file beside the one that it is to become; it goes where it does not become it.
+/// A temporary file beside its target; it is removed unless it is renamed to the target.
 struct Partial {
     file: File,
     path: PathBuf,
@@ -269,14 +271,14 @@ impl Partial {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
-        // The number of a process is not enough: in containers it is always the same, and two of them may share a folder.
+        // A process id is not enough: it may be the same in two containers that share a folder.
         hidden.push(format!(".{:016x}.partial", RandomState::new().build_hasher().finish()));
         let path = target.with_file_name(hidden);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok(Self { file, path })
     }
 
-    /// Puts it in its place.
+    /// Renames it to the target.
     fn keep(self, target: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         fs::rename(&self.path, target)
@@ -285,7 +287,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // After it was kept there is nothing under this name.
+        // After `keep` there is no file with this name.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,26 +1,27 @@
-//! A bounded pool of snapshots: which positions of which slots have one, where it lies, and which is evicted.
+//! A bounded pool of snapshots: their slots, positions and places, and the choice of those to evict.
 //!
-//! Slots that begin with the same tokens share the snapshots of them: a fork copies none.
+//! Slots that begin with the same tokens share their snapshots: a fork copies none.
 //!
-//! **What is evicted** is what saves least: the tokens from the snapshot before it, which would be read again without it, once for
-//! each slot that holds it. Snapshots at multiples of [`Pool::distance`] are not evicted: there is room for them however full the slots are
-//! ([`moec_ir::plan::Plan::snapshot_distance`]). So a sequence goes back to within that distance of any of its positions, and
-//! while there is room to within a chunk.
+//! **Eviction** takes the snapshot that saves least. A snapshot saves the tokens since the one before it,
+//! which would have to be read again, once for each slot that shares it. Snapshots at multiples of
+//! [`Pool::distance`] are not evicted: there is room for them even if all slots are full
+//! ([`moec_ir::plan::Plan::snapshot_distance`]). So a sequence can go back to within that distance of any of
+//! its positions, and to within a chunk while there is room.
 
-/// A copy of what a slot has folded its first tokens into.
+/// A copy of the folded states of a slot's first tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Snapshot {
     /// Number of tokens before it.
     pos: usize,
     /// Its place: an index below the pool's size.
     place: u32,
-    /// Slots that begin with these tokens, at least one.
+    /// Slots that begin with these tokens; at least one.
     slots: Vec<u32>,
-    /// Time when it was made or gone back to.
+    /// Time of its creation or last use.
     used: u64,
     /// Not evicted before the next [`Pool::release`].
     kept: bool,
-    /// Made to be kept, and dropped by the release.
+    /// Made only to be kept, and dropped by the next release.
     passing: bool,
 }
 
@@ -34,12 +35,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// One of `size` snapshots at most; those at multiples of `distance` stay.
+    /// A pool of at most `size` snapshots; those at multiples of `distance` are never evicted.
     pub(super) fn new(size: u32, distance: Option<usize>) -> Self {
         Self { size, distance: distance.filter(|&d| d > 0), all: Vec::new(), clock: 0 }
     }
 
-    /// Snapshots that there is room for.
+    /// Most snapshots of the pool.
     pub(super) fn size(&self) -> u32 {
         self.size
     }
@@ -49,20 +50,20 @@ impl Pool {
         self.of(slot).find(|s| s.pos == pos).map(|s| s.place)
     }
 
-    /// The furthest position of a slot up to `most` that has a snapshot.
+    /// Furthest position of a slot up to `most` that has a snapshot.
     pub(super) fn before(&self, slot: u32, most: usize) -> Option<usize> {
         self.of(slot).map(|s| s.pos).filter(|&pos| pos <= most).max()
     }
 
-    /// Positions of a slot that have one, ascending.
+    /// Positions of a slot's snapshots, ascending.
     pub(super) fn positions(&self, slot: u32) -> Vec<usize> {
         let mut all: Vec<usize> = self.of(slot).map(|s| s.pos).collect();
         all.sort_unstable();
         all
     }
 
-    /// Notes a snapshot of a slot at a position that has none, and gives where it is to lie; `None` where there is no room and nothing to
-    /// evict.
+    /// Adds a snapshot of a slot at a position that has none, and returns its place; `None` if the pool is
+    /// full and nothing can be evicted.
     pub(super) fn take(&mut self, slot: u32, pos: usize) -> Option<u32> {
         let place = if self.all.len() < self.size as usize {
             (0..self.size).find(|&place| self.all.iter().all(|s| s.place != place))?
@@ -75,7 +76,7 @@ impl Pool {
         Some(place)
     }
 
-    /// A sequence has gone back to a snapshot.
+    /// Records that a sequence has gone back to a snapshot.
     pub(super) fn touch(&mut self, slot: u32, pos: usize) {
         self.clock += 1;
         let used = self.clock;
@@ -92,14 +93,14 @@ impl Pool {
         self.all.retain(|s| !s.slots.is_empty());
     }
 
-    /// Slot `to`, which has no snapshots, begins with the first `pos` tokens of `from`.
+    /// Shares the snapshots of the first `pos` tokens of `from` with slot `to`, which has none.
     pub(super) fn share(&mut self, from: u32, to: u32, pos: usize) {
         for snapshot in self.all.iter_mut().filter(|s| s.pos <= pos && s.slots.contains(&from)) {
             snapshot.slots.push(to);
         }
     }
 
-    /// Has a snapshot stay until the next release, which drops it where it was made for that alone.
+    /// Keeps a snapshot until the next release, which drops it if it was made only for that (`passing`).
     pub(super) fn keep(&mut self, slot: u32, pos: usize, passing: bool) {
         let passing = passing && !self.stays(pos);
         if let Some(snapshot) = self.get_mut(slot, pos) {
@@ -132,7 +133,7 @@ impl Pool {
         of.slots.iter().map(saved).sum()
     }
 
-    /// Makes room, and gives where it is.
+    /// Evicts a snapshot, and returns its place.
     fn evict(&mut self) -> Option<u32> {
         let may_go = self.all.iter().enumerate().filter(|(_, s)| !s.kept && !self.stays(s.pos));
         let (least, _) = may_go.min_by_key(|(_, s)| (self.saves(s), s.used))?;
@@ -150,7 +151,7 @@ mod tests {
     const SLOTS: usize = 3;
     const CONTEXT: usize = 24;
     const DISTANCE: usize = 6;
-    /// Multiples of the distance in full slots, one kept and one more for each slot.
+    /// Room for all multiples of the distance in full slots, and two more snapshots for each slot.
     const SIZE: u32 = (SLOTS * (CONTEXT / DISTANCE + 2)) as u32;
 
     /// Operation on a slot; the numbers choose another slot, and a position.
@@ -174,7 +175,7 @@ mod tests {
         (0..SLOTS, acts)
     }
 
-    /// Every token of a sequence is a number of its own, so that equal prefixes are forks.
+    /// Model of the pool. Every token has a unique number, so equal prefixes are forks.
     #[derive(Default)]
     struct Naive {
         slots: Vec<Vec<u32>>,
@@ -216,7 +217,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever is done, what the pool says of a slot is what lies there, and multiples of the distance that were snapshotted stay.
+        /// After any acts, each snapshot of a slot holds the slot's prefix, and snapshots at multiples of the
+        /// distance remain.
         #[test]
         fn what_is_found_is_the_prefix_of_the_slot(acts in prop::collection::vec(act(), 1..120)) {
             let mut pool = Pool::new(SIZE, Some(DISTANCE));
@@ -225,7 +227,8 @@ mod tests {
                 let s = slot as u32;
                 match act {
                     Act::Extend(n) => {
-                        // As a prompt is read: a snapshot wherever a call ends, at multiples of the distance among others.
+                        // As for a prompt: a snapshot at the end of each call, among them all multiples of
+                        // the distance.
                         for _ in 0..n.min(CONTEXT - naive.slots[slot].len()) {
                             naive.next += 1;
                             naive.slots[slot].push(naive.next);
@@ -277,8 +280,8 @@ mod tests {
         }
     }
 
-    /// A prompt that is longer than what the pool has room for leaves snapshots all over it, and where one text is shared by several slots
-    /// its snapshot stays longest.
+    /// A prompt with more snapshots than the pool has room for keeps some all over its length. The snapshot
+    /// of a text that several slots share stays longest.
     #[test]
     fn what_saves_least_goes() {
         let mut pool = Pool::new(4, None);
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!((pool.positions(0), pool.positions(1)), (vec![10, 30, 40, 50], vec![10]));
         pool.cut(0, 0);
         assert_eq!((pool.all.len(), pool.positions(2)), (1, vec![10]));
-        // Nothing may go.
+        // No snapshot may be evicted.
         let mut pool = Pool::new(2, Some(10));
         assert!(pool.take(0, 10).is_some() && pool.take(1, 5).is_some());
         pool.keep(1, 5, true);

@@ -1,9 +1,10 @@
 //! States of the sequences in slots: their memory, the length of each sequence, and the operations on it.
 //!
-//! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
-//! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has
-//! not overwritten what its window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot
-//! was taken; all slots share a pool of these ([`super::snapshots`]). What a kind cannot do is refused by name.
+//! The kind of a state determines how a sequence goes back ([`StateKind`]). A cache needs only its length: if
+//! all states are caches, nothing is copied or allocated, and only new blocks are cleared. A ring goes back
+//! as long as it has not overwritten positions that its window sees. For other kinds a slot is zeroed at the
+//! start of a sequence, and goes back to positions with a snapshot; all slots share a pool of these
+//! ([`super::snapshots`]). An operation that a kind does not support is an error that names the state.
 
 mod parts;
 
@@ -22,7 +23,7 @@ struct Ring {
     index: usize,
     /// Positions that it holds.
     rows: usize,
-    /// Positions that a token sees, its own included.
+    /// Positions that a token sees, including its own.
     window: usize,
 }
 
@@ -35,11 +36,11 @@ pub(crate) struct States<'p> {
     /// Tokens of each slot.
     lens: Vec<usize>,
     rings: Vec<Ring>,
-    /// Of each slot the position after the furthest that was written since it began; empty where there is no ring.
+    /// By slot, the position after the furthest one written since the sequence began; empty without rings.
     written: Vec<usize>,
     /// Values of caches and rings in the CPU's memory.
     values: Vec<Values>,
-    /// Empty, as `rings`, where all states are caches.
+    /// States that fold tokens; empty, as `rings`, if all states are caches.
     folded: Vec<Folded>,
     pool: Pool,
     /// Slots whose states a call has changed without completing.
@@ -47,11 +48,13 @@ pub(crate) struct States<'p> {
 }
 
 impl<'p> States<'p> {
-    /// Takes the memory of all states of a plan that is verified: zeros. `elsewhere` are the addresses of those that lie beside the
-    /// CPU's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
+    /// Allocates zeroed memory for all states of a verified plan. `elsewhere` has the addresses of states
+    /// outside of the CPU's memory. `sequences` is the most sequences to hold: the pool has room for the
+    /// snapshots of these.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for more than an address space holds, [`Error::Io`] for more than the operating system gives.
+    /// [`Error::Bundle`] if the size overflows an address space, [`Error::Io`] if the operating system
+    /// refuses.
     pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>], sequences: u32) -> Result<Self> {
         let large = || Error::plan("the KV cache is larger than memory can be");
         let (mut bytes, mut offsets) = (0_u64, Vec::with_capacity(plan.states.len()));
@@ -119,14 +122,14 @@ impl<'p> States<'p> {
         self.lens.get(slot as usize).copied()
     }
 
-    /// Forgets the sequence in a slot, whatever state it is in. Every kind can.
+    /// Forgets the sequence in a slot, also after a failed call. Every kind supports this.
     ///
     /// # Errors
     /// [`Error::Request`].
     pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
         let slots = self.plan.model.slots;
-        // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since. What else
-        // its kernels meet, `begin` clears.
+        // A cache or ring needs no clearing: a row attends to positions up to its own, which will have been
+        // written by then. `begin` clears the other values that its kernels multiply.
         *self.lens.get_mut(slot as usize).ok_or_else(|| Error::bad_slot(slot, slots))? = 0;
         if let Some(written) = self.written.get_mut(slot as usize) {
             *written = 0;
@@ -143,11 +146,11 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Keeps a copy of a slot as it is, to which [`States::rewind`] can go back, and gives its position. Where the pool is full
-    /// another snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
+    /// Takes a snapshot of a slot, to which [`States::rewind`] can go back, and returns its position. If the
+    /// pool is full another snapshot is evicted. An empty sequence, a cache and a ring need no snapshot.
     ///
     /// # Errors
-    /// [`Error::Request`]; [`Error::State`] where there is no room, or after a call that failed.
+    /// [`Error::Request`]; [`Error::State`] if there is no room, or after a call that failed.
     pub(crate) fn snapshot(&mut self, slot: u32) -> Result<usize> {
         let pos = self.checked_len(slot)?;
         if self.folded.is_empty() {
@@ -167,8 +170,8 @@ impl<'p> States<'p> {
         Ok(pos)
     }
 
-    /// Before tokens at these slots and positions that may be decoded again: goes to where they begin, and keeps that until the next
-    /// time.
+    /// Prepares for tokens at these slots and positions that may be decoded again: goes back to the
+    /// positions, and keeps snapshots of them until the next call.
     ///
     /// # Errors
     /// As [`States::check_rewind`] and [`States::snapshot`].
@@ -177,7 +180,7 @@ impl<'p> States<'p> {
             return Ok(());
         }
         check_snapshots(self.plan)?;
-        // Going back may need what is to be released.
+        // Going back may need snapshots that `release` drops.
         rows.clone().try_for_each(|(slot, pos)| self.rewind(slot, pos))?;
         self.pool.release();
         for (slot, pos) in rows {
@@ -188,7 +191,8 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Makes a slot what it was after its first `pos` tokens, exactly. Snapshots of what is forgotten go.
+    /// Restores a slot exactly as it was after its first `pos` tokens. Snapshots of later positions are
+    /// dropped.
     ///
     /// # Errors
     /// As [`States::check_rewind`]. Nothing is changed then.
@@ -217,18 +221,20 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// The furthest position up to `most` at which a slot's sequence can go on; 0 where that is its beginning alone.
+    /// Furthest position up to `most` at which a slot's sequence can continue; 0 if only its beginning is
+    /// possible.
     pub(crate) fn resumes(&self, slot: u32, most: usize) -> usize {
         let most = most.min(self.len(slot).unwrap_or(0));
         let goes = |&pos: &usize| self.check_rewind(slot, pos).is_ok();
         Some(most).filter(goes).or_else(|| self.pool.before(slot, most).filter(goes)).unwrap_or(0)
     }
 
-    /// Whether a sequence can go on at `pos`.
+    /// Checks that a sequence can continue at `pos`.
     ///
     /// # Errors
-    /// [`Error::Request`]; [`Error::State`] after its end; [`Error::State`] before it, where a ring has overwritten what is
-    /// seen from there or a state has no snapshot, and at it after a call that failed.
+    /// [`Error::Request`]. [`Error::State`] if `pos` is past the end; if it is before the end, and a ring has
+    /// overwritten positions seen from there or a state has no snapshot; if it is the end, after a call that
+    /// failed.
     pub(crate) fn check_rewind(&self, slot: u32, pos: usize) -> Result<()> {
         let len = self.checked_len(slot)?;
         if pos > len {
@@ -256,12 +262,13 @@ impl<'p> States<'p> {
         Err(refusal(self.plan, Cannot::Rewind { slot, len, pos, snapshots, room }))
     }
 
-    /// Makes the sequence in slot `to` the first `tokens` tokens of the one in slot `from`: copies of a cache the rows that are filled, of
-    /// a ring all, of what is folded the snapshot of that position, else the slot. Snapshots up to there are of both slots then, and the
-    /// others of `to` go.
+    /// Makes the sequence in slot `to` the first `tokens` tokens of slot `from`. Of a cache the filled rows
+    /// are copied, of a ring all rows. Of a folded state the snapshot of that position is copied, or else the
+    /// slot. Both slots then share the snapshots up to there; other snapshots of `to` are dropped.
     ///
     /// # Errors
-    /// [`Error::State`] for what a static graph keeps; as [`States::check_rewind`] of `from`. Nothing is changed then.
+    /// [`Error::State`] for states of static graphs; as [`States::check_rewind`] of `from`. Nothing is
+    /// changed then.
     pub(crate) fn fork(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
         self.checked_len(to)?;
         check_fork(self.plan)?;
@@ -293,11 +300,11 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Places of a slot's sequence, were it of so many tokens: first bytes and lengths in the region, in the plan's
-    /// order.
+    /// Ranges that a sequence of `tokens` tokens takes in a slot: first bytes and lengths in the region, in
+    /// the plan's order.
     ///
     /// # Errors
-    /// [`Error::Request`]; [`Error::State`] for what another unit keeps.
+    /// [`Error::Request`]; [`Error::State`] for states in another unit.
     fn held(&self, slot: u32, tokens: usize) -> Result<Vec<(usize, usize)>> {
         self.checked_len(slot)?;
         check_own(self.plan, Cannot::Save)?;
@@ -310,7 +317,7 @@ impl<'p> States<'p> {
         Ok(parts)
     }
 
-    /// Bytes that [`States::save`] gives of a sequence of so many tokens, with so many snapshots.
+    /// Bytes that [`States::save`] writes for a sequence of `tokens` tokens with `snapshots` snapshots.
     ///
     /// # Errors
     /// As [`States::save`].
@@ -327,10 +334,11 @@ impl<'p> States<'p> {
         self.pool.positions(slot).into_iter().filter(|&pos| pos < len).collect()
     }
 
-    /// Gives all that a slot holds of its sequence to `sink`, then its [`States::snapshots`], one after the other.
+    /// Passes all values of a slot's sequence to `sink`, then its [`States::snapshots`], one after the other.
     ///
     /// # Errors
-    /// [`Error::Request`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
+    /// [`Error::Request`]; [`Error::State`] for states in another unit, and after a call that failed; errors
+    /// of `sink`.
     pub(crate) fn save(&self, slot: u32, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         self.check_whole(slot)?;
         for (at, bytes) in self.held(slot, self.checked_len(slot)?)? {
@@ -344,17 +352,18 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// The position after the furthest that a slot's rings have seen written; without rings its tokens.
+    /// Position after the furthest one written in a slot's rings; without rings its number of tokens.
     pub(crate) fn written(&self, slot: u32) -> usize {
         let written = self.written.get(slot as usize).copied();
         written.unwrap_or_else(|| self.len(slot).unwrap_or(0))
     }
 
-    /// Makes a slot a sequence of `tokens` tokens, of which `source` fills what [`States::save`] gave, part by part; `written` and
-    /// `snapshots` are what [`States::written`] and [`States::snapshots`] said then. After an error the slot holds nothing.
+    /// Restores a sequence of `tokens` tokens in a slot. `source` fills the parts that [`States::save`]
+    /// wrote; `written` and `snapshots` are the values of [`States::written`] and [`States::snapshots`] at
+    /// that time. After an error the slot is empty.
     ///
     /// # Errors
-    /// As [`States::save`], and those of `source`.
+    /// As [`States::save`], and errors of `source`.
     pub(crate) fn restore(
         &mut self,
         slot: u32,
@@ -377,7 +386,8 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Fills parts of the region, then snapshots of a slot; of those that find no room, `source` is called all the same.
+    /// Fills parts of the region, then snapshots of a slot. `source` is also called for snapshots that find
+    /// no room.
     fn fill(
         &mut self,
         slot: u32,
@@ -403,14 +413,15 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Before a call that takes `rows`, slots and positions: takes every sequence back to where its rows begin, so that what
-    /// they replace is forgotten should the call end in an error. Rows of a sequence follow each other; slots are the plan's.
+    /// Prepares for a call with `rows` (slots and positions): takes every sequence back to the beginning of
+    /// its rows, so that replaced tokens are forgotten even if the call fails. Rows of a sequence are
+    /// consecutive; slots are the plan's.
     ///
-    /// Of caches a hole before the rows is allowed.
+    /// For caches a hole before the rows is allowed.
     ///
     /// # Errors
-    /// As [`States::check_rewind`]; [`Error::Request`] for rows of a sequence that do not follow each other. No sequence is
-    /// changed then.
+    /// As [`States::check_rewind`]; [`Error::Request`] if rows of a sequence are not consecutive. No sequence
+    /// is changed then.
     pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
         self.clear(rows.clone())?;
         if self.folded.is_empty() && self.rings.is_empty() {
@@ -447,8 +458,9 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Clears the blocks of values that `rows` begin and do not fill. Kernels of attention multiply what lies after a sequence in its
-    /// last block, by 0: what an earlier sequence of the slot left there may be NaN, and then the product is NaN.
+    /// Clears the blocks of values that `rows` begin and do not fill. Attention kernels multiply the rest of
+    /// a sequence's last block by 0. An earlier sequence may have left NaN there, and the product would be
+    /// NaN.
     fn clear(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
         let Self { region, values, .. } = self;
         for of in values {
@@ -471,7 +483,7 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// After a call that took `rows` and ended without an error.
+    /// Updates lengths after a call with `rows` that ended without an error.
     pub(crate) fn end(&mut self, rows: impl Iterator<Item = (u32, usize)>) {
         for (slot, pos) in rows {
             self.lens[slot as usize] = pos + 1;

@@ -1,4 +1,4 @@
-//! Experts and neurons that stay on disk: reads, what is in memory, which stay.
+//! Experts and neurons on disk: reads, caches and policies.
 
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cache;

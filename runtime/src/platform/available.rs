@@ -3,8 +3,8 @@
 #[cfg(target_os = "linux")]
 use std::{fs, path::Path};
 
-/// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
-/// this process is in. `None`: the operating system does not say.
+/// Bytes of memory that this process may take without taking it from others, within the machine's memory and
+/// the limits of its control groups. `None`: the operating system does not report it.
 #[cfg(target_os = "linux")]
 pub fn available() -> Option<u64> {
     let read = |path: &Path| fs::read_to_string(path).ok();
@@ -13,13 +13,13 @@ pub fn available() -> Option<u64> {
     Some(limits(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
 }
 
-/// This system does not say.
+/// Not reported on this operating system.
 #[cfg(not(target_os = "linux"))]
 pub fn available() -> Option<u64> {
     None
 }
 
-/// The number after a name, in a file of lines.
+/// Number after a name, in a file of lines.
 #[cfg(target_os = "linux")]
 pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -30,8 +30,8 @@ pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
 #[cfg(target_os = "linux")]
 struct Version {
     limit: &'static str,
-    /// Rows of `memory.stat` that count what the kernel cannot drop, in bytes: memory of processes and shared memory, that of
-    /// groups below included. Pages of files can be dropped, so they take no room.
+    /// Rows of `memory.stat` with the bytes that the kernel cannot drop: memory of processes and shared
+    /// memory, including child groups. Pages of files can be dropped, so they take no room.
     held: [&'static str; 2],
 }
 
@@ -40,8 +40,8 @@ const V1: Version = Version { limit: "memory.limit_in_bytes", held: ["total_rss 
 #[cfg(target_os = "linux")]
 const V2: Version = Version { limit: "memory.max", held: ["anon ", "shmem "] };
 
-/// Memory left by the limits of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both
-/// versions. Groups without a limit are passed over.
+/// Memory that is left under the limits of the control groups in `groups` (`/proc/self/cgroup`) and of their
+/// ancestors, for both versions. Groups without a limit are skipped.
 #[cfg(target_os = "linux")]
 fn limits<'a>(
     groups: &'a str,

@@ -1,18 +1,18 @@
-//! CPU time that other programs take while something is measured.
+//! CPU time of other programs during a measurement.
 
 use std::fs::read_to_string;
 
-/// Least cores that others take before figures are said to be low.
+/// Cores taken by others from which a warning says that figures are too low.
 const NOTABLE: f64 = 0.25;
 
 /// CPU times up to one moment, in clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// Of the cores of this process, all programs together.
+    /// Busy time of all programs on the cores of this process.
     all: u64,
-    /// The same, with the time that the cores were idle.
+    /// The same, plus the idle time of the cores.
     total: u64,
-    /// Of this process, and of those that it started and has seen end.
+    /// Time of this process, and of its children that have ended.
     own: u64,
     /// Cores of this process.
     cores: usize,
@@ -21,21 +21,22 @@ pub struct Busy {
 /// CPU time that others took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Others {
-    /// Mean number of cores that they kept busy.
+    /// Mean number of cores that others kept busy.
     pub used: f64,
     /// Cores of this process.
     pub cores: usize,
 }
 
 impl Busy {
-    /// Reads the times up to now; `None` on another operating system than Linux, and where it does not count them.
+    /// Reads the times up to now; `None` on operating systems other than Linux, and if the times are not
+    /// counted.
     pub fn now() -> Option<Self> {
         let status = read_to_string("/proc/self/status").ok()?;
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         Self::parse(&read_to_string("/proc/stat").ok()?, &read_to_string("/proc/self/stat").ok()?, allowed)
     }
 
-    /// Reads them as proc(5) describes them: `/proc/stat`, `/proc/self/stat`, and a list of cores such as `0-3,8`.
+    /// Parses the formats of proc(5): `/proc/stat`, `/proc/self/stat`, and a list of cores such as `0-3,8`.
     fn parse(machine: &str, process: &str, allowed: &str) -> Option<Self> {
         let cores: Vec<(usize, usize)> = allowed
             .trim()
@@ -59,7 +60,8 @@ impl Busy {
             busy.all += times.iter().sum::<u64>() - idle;
             busy.cores += 1;
         }
-        // The name of the program, in parentheses, may have spaces. utime, stime, cutime and cstime are fields 14 to 17.
+        // The name of the program, in parentheses, may have spaces. utime, stime, cutime and cstime are
+        // fields 14 to 17.
         let (_, fields) = process.rsplit_once(')')?;
         busy.own = fields.split_whitespace().skip(11).take(4).map_while(|w| w.parse::<u64>().ok()).sum();
         (busy.total > 0).then_some(busy)
@@ -78,7 +80,7 @@ impl Busy {
 }
 
 impl Others {
-    /// Warning about figures of so many threads; `None` where the others have left them enough cores.
+    /// Warning about figures of `threads` threads; `None` if other programs have left them enough cores.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -115,7 +117,7 @@ mod tests {
         let process = |own: u64| format!("1 (a ) b) S 0 0 0 0 0 0 0 0 0 0 {own} 0 0 0 20 0");
         let before = Busy::parse(&machine(100, 100), &process(10), "0-1\n").unwrap();
         assert_eq!(before, Busy { all: 200, total: 410, own: 10, cores: 2 });
-        // 200 ticks of two cores, all busy: half of them with this process.
+        // 200 ticks of two busy cores, half of them by this process.
         let after = Busy::parse(&machine(200, 100), &process(110), "0,1");
         let others = before.others(after).unwrap();
         assert_eq!(others, Others { used: 1.0, cores: 2 });

@@ -8,14 +8,14 @@ use moec_ir::plan::TargetInfo;
 enum Test {
     /// Every CPU of the architecture has it.
     Always,
-    /// A function knows.
+    /// A function that detects it.
     Detect(fn() -> bool),
     /// A bit of CPUID, for features without state that the operating system would have to save.
     #[cfg(target_arch = "x86_64")]
     Bit { leaf: u32, sub: u32, reg: Reg, bit: u32 },
 }
 
-/// A register that CPUID answers in.
+/// A result register of CPUID.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 enum Reg {
@@ -45,7 +45,7 @@ macro_rules! arm {
     ($($llvm:tt = $std:tt)*) => { [$(($llvm, Test::Detect(|| std::arch::is_aarch64_feature_detected!($std)))),*] };
 }
 
-/// Features by LLVM's name where the standard library has the same one.
+/// Features whose LLVM name is also the standard library's.
 #[cfg(target_arch = "x86_64")]
 static DETECTED: &[(&str, Test)] = &x86![
     "sse3" "ssse3" "sse4.1" "sse4.2" "sse4a" "popcnt" "lzcnt" "movbe" "aes" "pclmulqdq" "sha" "rdrand" "rdseed"
@@ -55,7 +55,7 @@ static DETECTED: &[(&str, Test)] = &x86![
     "gfni" "vaes" "vpclmulqdq" "avxvnni" "avxifma" "avxneconvert" "avxvnniint8" "avxvnniint16" "tbm" "fxsr"
 ];
 
-/// Features whose LLVM name differs, or that need a question of our own.
+/// Features whose LLVM name differs, or that need a test of our own.
 #[cfg(target_arch = "x86_64")]
 static SPECIAL: &[(&str, Test)] = &[
     ("64bit", Test::Always),
@@ -141,8 +141,8 @@ fn cpuid(leaf: u32, sub: u32, reg: Reg) -> u32 {
     }
 }
 
-/// Whether the CPU has an AMX feature and the operating system lets this process use tiles. Linux wants to be
-/// requested first; requesting it twice is harmless.
+/// Whether the CPU has an AMX feature and the operating system lets this process use tiles. Linux requires a
+/// request for permission first; repeating it is harmless.
 #[cfg(target_arch = "x86_64")]
 fn amx(leaf: u32, sub: u32, reg: Reg, at: u32) -> bool {
     bit(leaf, sub, reg, at).holds() && tiles_permitted()
@@ -161,25 +161,25 @@ fn tiles_permitted() -> bool {
     false
 }
 
-/// The test of a feature. LLVM's leading `+` is allowed.
+/// Test of a feature. LLVM's leading `+` is allowed.
 fn test(name: &str) -> Option<Test> {
     let name = name.strip_prefix('+').unwrap_or(name);
     DETECTED.iter().chain(SPECIAL).find(|(n, _)| *n == name).map(|&(_, t)| t)
 }
 
-/// The features, of those given, that this CPU lacks or this runtime does not know.
+/// Returns the given features that this CPU lacks or this runtime does not know.
 ///
 /// Names are LLVM's (`avx512f`, `dotprod`).
 pub fn missing<'a>(features: &[&'a str]) -> Vec<&'a str> {
     features.iter().copied().filter(|f| !test(f).is_some_and(Test::holds)).collect()
 }
 
-/// The features, of those given, that this runtime does not know.
+/// Returns the given features that this runtime does not know.
 pub fn unknown<'a>(features: &[&'a str]) -> Vec<&'a str> {
     features.iter().copied().filter(|f| test(f).is_none()).collect()
 }
 
-/// Words of triples, and the systems that programs with them are for. Others are not distinguished.
+/// Words of target triples, and the operating systems that they mean. Other words are ignored.
 static SYSTEMS: &[(&str, &[&str])] = &[
     ("linux", &["linux", "android"]),
     ("darwin", &["macos"]),
@@ -190,7 +190,8 @@ static SYSTEMS: &[(&str, &[&str])] = &[
 /// Refuses a target that this machine cannot execute.
 ///
 /// # Errors
-/// [`Error::Machine`]: another architecture or operating system, features that this CPU lacks or this runtime does not know.
+/// [`Error::Machine`]: another architecture or operating system, features that this CPU lacks or this runtime
+/// does not know.
 pub fn check(target: &TargetInfo) -> Result<()> {
     if !is_of_this_machine(&target.triple) {
         let (triple, arch, system) = (&target.triple, std::env::consts::ARCH, std::env::consts::OS);
@@ -219,7 +220,7 @@ pub fn check(target: &TargetInfo) -> Result<()> {
     Ok(())
 }
 
-/// Remedy where code is for other machines than this one.
+/// Remedy if code is for other machines than this one.
 const HERE: &str =
     "build for this machine with `moec build --target native`, or run the bundle on a machine of its target";
 
@@ -247,7 +248,7 @@ pub fn cores() -> usize {
 /// Threads to run: `requested`, else `MOEC_THREADS`, else one per core.
 ///
 /// # Errors
-/// [`Error::Usage`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is no number.
+/// [`Error::Usage`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is not a number.
 pub fn threads(requested: Option<usize>) -> Result<usize> {
     let range = |what, found| Error::range(what, "a number from 1 to 1024", found);
     let (what, n) = match (requested, std::env::var("MOEC_THREADS")) {
@@ -270,8 +271,8 @@ pub fn check_pin(threads: usize) -> Result<()> {
     if threads <= cores() { Ok(()) } else { Err(Error::range(what, range, threads.to_string())) }
 }
 
-/// Binds the calling thread, and those that it starts later, to the `index`-th core that it may use. Best effort: without it the
-/// program is only slower.
+/// Binds the calling thread, and threads that it starts later, to the `index`-th core that it may use. Best
+/// effort: without it the program is only slower.
 #[cfg(target_os = "linux")]
 pub fn pin(index: usize) {
     // SAFETY: both calls get a set that lives on this stack and its exact size; 0 is the calling thread.
@@ -294,10 +295,11 @@ pub fn pin(index: usize) {
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_index: usize) {}
 
-/// Has the calling thread run only where no other one wants the core, for as long as it lives.
+/// Lets the calling thread run only on idle cores, until it ends.
 #[cfg(target_os = "linux")]
 pub(crate) fn only_when_idle() {
-    // SAFETY: plain numbers, of which 0 is the only priority of this policy; 0 is the calling thread.
+    // SAFETY: the parameters are plain numbers: 0 is the only priority of this policy, and 0 means the
+    // calling thread.
     unsafe {
         let none: libc::sched_param = std::mem::zeroed();
         libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none);
@@ -308,7 +310,7 @@ pub(crate) fn only_when_idle() {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn only_when_idle() {}
 
-/// Most memory that this process has had resident, in bytes; mapped weights that were read included.
+/// Peak resident memory of this process, in bytes, including mapped weights that were read.
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
@@ -316,7 +318,7 @@ pub fn peak_memory() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Most memory that any program which this process started and saw end has had resident, in bytes.
+/// Largest peak of resident memory among ended child processes, in bytes.
 #[cfg(target_os = "linux")]
 pub fn peak_memory_of_children() -> Option<u64> {
     // SAFETY: the struct is plain numbers, which the call fills.

@@ -1,11 +1,11 @@
-//! Files mapped for reading, and what happens when one is cut under the program.
+//! Files mapped for reading, and the handling of files that are truncated during the run.
 //!
-//! A page of a mapped file that is not there any more raises SIGBUS in the thread that reads it, which would end the process without
-//! a word. So every mapping is listed in a table that a signal handler can read: it looks the address up, says which file
-//! was cut, and ends the process with exit code 1. Faults of other addresses go to the previous handler: Rust's own
-//! handler, which tells overflows of the stack, or the operating system, which ends the process.
+//! Reading a page past the new end of a mapped file raises SIGBUS, which would end the process without a
+//! message. So every mapping is listed in a table for a signal handler. It looks the address up, names the
+//! truncated file, and ends the process with exit code 1. Faults at other addresses go to the previous
+//! handler: Rust's own, which reports stack overflows, or the operating system, which ends the process.
 //!
-//! The handler allocates nothing and takes no lock: what it says is written down when the file is mapped.
+//! The handler allocates nothing and takes no lock: its message is prepared when the file is mapped.
 
 use crate::platform::regular;
 use memmap2::Mmap;
@@ -24,24 +24,24 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps a regular file; an empty one gives no bytes.
+    /// Maps a regular file; the mapping of an empty one has no bytes.
     ///
-    /// Bytes that others change while they are mapped change under the reader; where the file is cut, reading what was after
+    /// If others change the file, the mapped bytes change too. If they truncate it, reading past its new end
     /// ends the process with a message.
     ///
     /// # Errors
-    /// As [`regular::open`], and what the operating system refuses.
+    /// As [`regular::open`]; an operation that the operating system refuses.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(&regular::open(path)?, path)
     }
 
-    /// As [`MappedFile::open`], of a regular file that is open. `path` is how messages name it.
+    /// As [`MappedFile::open`], for an open regular file. Messages name it by `path`.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// An operation that the operating system refuses.
     pub fn of(file: &File, path: &Path) -> io::Result<Self> {
-        // SAFETY: the mapping is only read, and every byte pattern is a valid `u8`. A file that others rewrite gives other
-        // numbers, one that they cut ends the process: neither breaks the safety of memory.
+        // SAFETY: the mapping is only read, and every byte pattern is a valid `u8`. If others rewrite the
+        // file it gives other numbers; if they truncate it the process ends. Neither breaks memory safety.
         let map = unsafe { Mmap::map(file)? };
         #[cfg(unix)]
         let watch = watch::Watch::new(&map, path);
@@ -57,7 +57,8 @@ impl MappedFile {
         &self.map
     }
 
-    /// Whether a cut of the file would be told. Not so past [`MOST`] mappings, and where the operating system has no such signals.
+    /// Whether a truncation of the file would be reported. Not past [`MOST`] mappings, nor on operating
+    /// systems without such signals.
     pub fn is_watched(&self) -> bool {
         #[cfg(unix)]
         return self.watch.is_some();
@@ -73,13 +74,13 @@ impl Deref for MappedFile {
     }
 }
 
-/// A file that is not whole yet: a process that ends because a mapped file was cut removes it first. One at a time; a later
-/// one takes the place.
+/// An incomplete output file: a process that ends because a mapped file was truncated removes it first. There
+/// is one at a time; a later one replaces it.
 #[derive(Debug)]
 pub struct Unfinished(());
 
 impl Unfinished {
-    /// Names it, until this is dropped.
+    /// Registers the file, until this is dropped.
     pub fn new(path: &Path) -> Self {
         #[cfg(unix)]
         watch::remove_first(Some(path));
@@ -96,7 +97,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Most files that are watched at once: shards of the largest checkpoints number some hundred.
+/// Most files that are watched at once: the largest checkpoints have some hundred shards.
 pub const MOST: usize = 1024;
 
 #[cfg(unix)]
@@ -112,7 +113,7 @@ mod watch {
     use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
     use std::sync::{Mutex, OnceLock, PoisonError};
 
-    /// A mapping. Free where `end` is 0.
+    /// A mapping. The slot is free if `end` is 0.
     struct Slot {
         start: AtomicUsize,
         end: AtomicUsize,
@@ -133,18 +134,18 @@ mod watch {
     }
 
     static SLOTS: [Slot; MOST] = [const { Slot::free() }; MOST];
-    /// Message about each file that was ever mapped. Guards changes of [`SLOTS`].
+    /// Messages about all files that were ever mapped. Its lock guards changes of [`SLOTS`].
     static SAID: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
-    /// Previous handler of each signal.
+    /// Previous action of each signal.
     static BEFORE: [OnceLock<sigaction>; 2] = [const { OnceLock::new() }; 2];
     const SIGNALS: [c_int; 2] = [libc::SIGBUS, libc::SIGSEGV];
 
-    /// The entry of a mapping in the table. Dropping it takes it out.
+    /// Entry of a mapping in the table. Dropping it removes the mapping.
     #[derive(Debug)]
     pub(crate) struct Watch(usize);
 
     impl Watch {
-        /// Enters a mapping; none if it is empty, or the table is full.
+        /// Adds a mapping; `None` if it is empty, or the table is full.
         pub(crate) fn new(map: &Mmap, path: &Path) -> Option<Self> {
             install();
             let (start, len) = (map.as_ptr() as usize, map.len());
@@ -155,14 +156,14 @@ mod watch {
                 let text = format!(
                     "error: `{shown}` was changed or cut while it was in use\nhint: put the file back as it was, and start again\n"
                 );
-                // A handler may be about to say it.
+                // Leaked, because a handler may be about to print it.
                 Box::leak(text.into_bytes().into_boxed_slice())
             });
             let slot = &SLOTS[free];
             slot.start.store(start, Ordering::Relaxed);
             slot.text.store(text.as_ptr().cast_mut(), Ordering::Relaxed);
             slot.len.store(text.len(), Ordering::Relaxed);
-            // Release: who sees the end sees all of it.
+            // Release: a reader that sees the end sees the whole entry.
             slot.end.store(start.saturating_add(len), Ordering::Release);
             Some(Self(free))
         }
@@ -175,14 +176,15 @@ mod watch {
         }
     }
 
-    /// Listens for faults from now on; again is harmless. Where the operating system refuses, faults end the process as ever.
+    /// Installs the handler; repeating it is harmless. If the operating system refuses, faults end the
+    /// process without a message.
     fn install() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
-                // SAFETY: all-zero is a valid action. With no new action the first call only writes the old one, which must
-                // be known before the handler can run. The handler has the signature that `SA_SIGINFO` promises, and does
-                // nothing that a signal handler must not.
+                // SAFETY: all-zero is a valid action. With no new action the first call only writes the old
+                // one, which must be known before the handler can run. The handler has the signature for
+                // `SA_SIGINFO`, and does only what a signal handler may do.
                 unsafe {
                     let mut old: sigaction = std::mem::zeroed();
                     if sigaction(signal, ptr::null(), &raw mut old) != 0 {
@@ -199,11 +201,10 @@ mod watch {
         });
     }
 
-    /// Message about the mapping that an address lies in:
-    /// printed before the process ends. Never freed: the handler may be reading it.
+    /// Path of the file to remove before the process ends. Never freed: the handler may be reading it.
     static UNFINISHED: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
 
-    /// Sets the message that is printed before the process ends.
+    /// Sets the file to remove before the process ends.
     pub(crate) fn remove_first(path: Option<&Path>) {
         let name = path.and_then(|p| CString::new(p.as_os_str().as_bytes()).ok());
         UNFINISHED.store(name.map_or(ptr::null_mut(), CString::into_raw), Ordering::Release);
@@ -219,13 +220,14 @@ mod watch {
     }
 
     unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-        // SAFETY: `SA_SIGINFO` promises the information, which for these signals has an address.
+        // SAFETY: with `SA_SIGINFO` the information is valid, and for these signals it has an address.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-        // A write to what may only be read is a fault of ours, not of the file.
+        // A write to a read-only mapping is a bug of moec, not a fault of the file.
         let forbidden = signal == libc::SIGSEGV && code == SEGV_ACCERR;
         if let Some((text, len)) = said_of(address).filter(|_| !forbidden) {
             let unfinished = UNFINISHED.load(Ordering::Acquire);
-            // SAFETY: text and name are never given back; `unlink`, `write` and `_exit` may be called from a signal handler.
+            // SAFETY: text and name are never freed; `unlink`, `write` and `_exit` may be called from a
+            // signal handler.
             unsafe {
                 if !unfinished.is_null() {
                     libc::unlink(unfinished);
@@ -234,11 +236,11 @@ mod watch {
                 libc::_exit(1)
             }
         }
-        // SAFETY: exactly what the operating system has given.
+        // SAFETY: exactly the arguments from the operating system.
         unsafe { pass_on(signal, info, context) };
     }
 
-    /// `si_code` of a fault in a mapping that forbids it.
+    /// `si_code` of an access that the mapping does not permit.
     const SEGV_ACCERR: c_int = 2;
 
     /// Passes a signal to the previous handler.
@@ -263,8 +265,8 @@ mod watch {
                 }
             }
             _ => {
-                // The instruction is tried again after this, and the operating system ends the process as it would have.
-                // SAFETY: all-zero is the default action.
+                // The instruction is then executed again, and the operating system ends the process as it
+                // would without a handler. SAFETY: all-zero is the default action.
                 unsafe {
                     let default: sigaction = std::mem::zeroed();
                     sigaction(signal, &raw const default, ptr::null_mut());
@@ -283,7 +285,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, [7; 5000]).unwrap();
-        // More than there is room for, one after the other.
+        // More mappings than the table has room for, one after the other.
         for _ in 0..2 * MOST {
             let file = MappedFile::open(&path).unwrap();
             assert!(file.len() == 5000 && file[4999] == 7);

@@ -1,4 +1,4 @@
-//! Zeroed memory of a size known before the first token, and the addresses in it.
+//! Zeroed memory, whose size is known before the first token, and the addresses in it.
 
 use crate::error::{Error, Result};
 use memmap2::{MmapMut, MmapOptions};
@@ -7,8 +7,8 @@ use std::io;
 /// Bytes of a huge page, on the CPUs that we compile for.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Gives memory that was freed back to the operating system. glibc's allocator keeps what lies between blocks that are in use; others
-/// are left to themselves.
+/// Returns freed memory to the operating system. glibc's allocator keeps memory between used blocks; with
+/// other allocators this does nothing.
 pub fn give_back_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it takes no address, and any thread may call it at any time.
@@ -19,12 +19,12 @@ pub fn give_back_freed() {
 
 /// An address that threads may share.
 ///
-/// It carries no right to read or write: who uses it says in a SAFETY comment why that is allowed.
+/// It grants no right to read or write: each use has a SAFETY comment with the reason why it is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Addr(*mut u8);
 
-// SAFETY: an address is a number; every access through it is an unsafe act with its own reason.
+// SAFETY: an address is a number; every access through it is an unsafe operation with its own reason.
 unsafe impl Send for Addr {}
 // SAFETY: as above.
 unsafe impl Sync for Addr {}
@@ -35,8 +35,8 @@ impl Addr {
         self.0
     }
 
-    /// The address as that of a `T`. The caller knows it to be aligned: regions and segments are to 64
-    /// bytes, and the verifier of plans checks what lies between.
+    /// The address as that of a `T`. The caller ensures the alignment: regions and segments are aligned to 64
+    /// bytes, and the verifier of plans checks offsets in them.
     #[allow(clippy::cast_ptr_alignment, reason = "see above")]
     pub const fn of<T>(self) -> *mut T {
         self.0.cast()
@@ -47,17 +47,19 @@ impl Addr {
         Self(ptr.cast_mut())
     }
 
-    /// The address `bytes` further on. The caller keeps it inside of the same region.
+    /// The address `bytes` bytes later. The caller keeps it inside of the same region.
     #[must_use]
     pub const fn plus(self, bytes: usize) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
 }
 
-/// Anonymous memory: zeroed, page-aligned, and backed by the operating system only where it was touched.
+/// Anonymous memory: zeroed, page-aligned, and backed by the operating system only for pages that were
+/// touched.
 #[derive(Debug)]
 pub struct Region {
-    // Held for its Drop and for advice; accessed through `base` only, so that no reference to the whole ever exists.
+    // Held for its Drop and for advice; accessed only through `base`, so that there is never a reference to
+    // the whole.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "held for its Drop"))]
     map: MmapMut,
     base: Addr,
@@ -73,35 +75,38 @@ impl Region {
         Self::aligned(what, bytes, 1)
     }
 
-    /// As [`Region::new`], aligned to 2 MiB and requested in pages of that size, where the operating system has them.
+    /// As [`Region::new`], aligned to 2 MiB and requested in pages of that size, if the operating system has
+    /// them.
     ///
     /// # Errors
     /// As [`Region::new`].
     pub fn in_huge_pages(what: &'static str, bytes: u64) -> Result<Self> {
         let region = Self::aligned(what, bytes, HUGE_PAGE)?;
-        // A hint: what it is worth is seen later ([`crate::weights::Held`]).
+        // A hint: its effect is measured later ([`crate::weights::WeightPlacement`]).
         #[cfg(target_os = "linux")]
         drop(region.map.advise(memmap2::Advice::HugePage));
         Ok(region)
     }
 
-    /// `align`: a power of two; up to a page it is what the operating system gives anyway.
+    /// Maps the region. `align`: a power of two; the operating system aligns to a page anyway.
     fn aligned(what: &'static str, bytes: u64, align: usize) -> Result<Self> {
         let refused = |source| Error::memory(what, bytes, source);
         let none = || refused(io::ErrorKind::OutOfMemory.into());
         let len = usize::try_from(bytes).map_err(|_| none())?;
         let whole = len.max(1).checked_add(align - 1).filter(|&n| isize::try_from(n).is_ok());
         let whole = whole.ok_or_else(none)?;
-        // Not reserved: of a KV cache a run may need a small part. What it may need is compared with what is free before
-        // ([`crate::weights::Demand`]); the operating system would compare the whole with all the memory that there is.
+        // Not reserved: a run may need only a small part of a KV cache. The part that it may need is compared
+        // with free memory before ([`crate::weights::Demand`]). The operating system would compare the whole
+        // with all memory.
         let mut map = MmapOptions::new().len(whole).no_reserve_swap().map_anon().map_err(refused)?;
         let first = map.as_mut_ptr();
         let base = Addr(first.wrapping_add(first.addr().next_multiple_of(align) - first.addr()));
         Ok(Self { map, base, bytes: len })
     }
 
-    /// Has the operating system back a part of the region now, rather than when it is first written. Its bytes stay as they are. Places
-    /// and lengths are in bytes, multiples of 4096. A hint: whether the operating system took it.
+    /// Lets the operating system back a part of the region now, rather than at the first write. Its content
+    /// does not change. Offset and length are in bytes, multiples of 4096. A hint: returns whether the
+    /// operating system accepted it.
     #[cfg(target_os = "linux")]
     pub(crate) fn populate(&self, at: usize, bytes: usize) -> bool {
         let skip = self.base.ptr().addr() - self.map.as_ptr().addr();
@@ -126,35 +131,37 @@ impl Region {
         self.bytes
     }
 
-    /// Clears `bytes` bytes; `None` where they lie outside.
+    /// Clears `bytes` bytes; `None` if they are outside.
     pub fn zero(&mut self, at: usize, bytes: usize) -> Option<()> {
         at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
-        // SAFETY: the place lies in the region, and `&mut self` keeps every other use of it away.
+        // SAFETY: the range is in the region, and `&mut self` excludes every other use of it.
         unsafe { self.base.plus(at).ptr().write_bytes(0, bytes) };
         Some(())
     }
 
-    /// A part of the region as it is; `None` where it lies outside. The caller knows that no step is running.
+    /// A part of the region; `None` if it is outside. The caller ensures that no step is running.
     pub(crate) fn part(&self, at: usize, bytes: usize) -> Option<&[u8]> {
         at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
-        // SAFETY: the place lies in the region, which is initialised memory; steps run under `&mut` of the engine that owns it.
+        // SAFETY: the range is in the region, which is initialised memory. Steps run under `&mut` of the
+        // engine that owns it.
         Some(unsafe { std::slice::from_raw_parts(self.base.plus(at).ptr(), bytes) })
     }
 
-    /// A part of the region to be written; `None` where it lies outside.
+    /// A writable part of the region; `None` if it is outside.
     pub(crate) fn part_mut(&mut self, at: usize, bytes: usize) -> Option<&mut [u8]> {
         at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
-        // SAFETY: as in `part`, and `&mut self` keeps every other use of the region away.
+        // SAFETY: as in `part`, and `&mut self` excludes every other use of the region.
         Some(unsafe { std::slice::from_raw_parts_mut(self.base.plus(at).ptr(), bytes) })
     }
 
-    /// Copies `bytes` bytes from one place of the region to another; `None` where one of them lies outside.
+    /// Copies `bytes` bytes from one place of the region to another; `None` if one of them is outside.
     pub fn copy(&mut self, from: usize, to: usize, bytes: usize) -> Option<()> {
         let inside = |at: usize| at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         if !inside(from) || !inside(to) {
             return None;
         }
-        // SAFETY: both places lie in the region, and `&mut self` keeps every other use of it away; they may overlap.
+        // SAFETY: both ranges are in the region, and `&mut self` excludes every other use of it; they may
+        // overlap.
         unsafe { std::ptr::copy(self.base.plus(from).ptr(), self.base.plus(to).ptr(), bytes) };
         Some(())
     }

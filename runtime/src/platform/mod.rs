@@ -1,4 +1,4 @@
-//! The machine and its system: CPUs, memory, files of others.
+//! The machine and its operating system: CPUs, memory, untrusted files.
 
 pub mod available;
 pub mod busy;

@@ -1,15 +1,16 @@
-//! Untrusted files: only regular files, and no more of them than their kind can have.
+//! Reading of untrusted files: only regular files, and at most as many bytes as their kind can have.
 //!
-//! A FIFO, a device or a socket in place of a file would let a reader wait for ever, or read without end. What a path is, is
-//! asked before it is opened, and once more of what was opened, without waiting for a writer. How much is read is bounded
-//! whatever size the file claims: files of `/proc` claim none, and a file may grow.
+//! With a FIFO, a device or a socket in place of a file a reader could wait forever, or read without end. The
+//! type is checked before a path is opened, and again on the open file, without waiting for a writer. The
+//! number of bytes read is bounded independently of the reported size: files of `/proc` report none, and a
+//! file may grow.
 
 use std::fmt;
 use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read as _, Seek as _};
 use std::path::Path;
 
-/// A kind of file, and how long one may be.
+/// A kind of file, and its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Kind of such a file, as in "too long for a plan".
@@ -18,42 +19,44 @@ pub struct Limit {
     pub bytes: u64,
 }
 
-/// A kind: what it is and its most MiB.
+/// A kind of file with its most MiB.
 const fn limit(what: &'static str, mib: u64) -> Limit {
     Limit { what, bytes: mib << 20 }
 }
 
-/// `config.json` and its like: lists of layers and tokens, some KiB in all that are published.
+/// `config.json` and similar files: lists of layers and tokens, some KiB in all published ones.
 pub const CONFIG: Limit = limit("a model's configuration", 16);
-/// `model.safetensors.index.json`: that of 100 000 tensors has a tenth.
+/// `model.safetensors.index.json`: an index of 100 000 tensors takes a tenth of this.
 pub const INDEX: Limit = limit("an index of weights", 100);
 /// `tokenizer.json`: those of the largest vocabularies (262 144 tokens) have 33 MB.
 pub const TOKENIZER: Limit = limit("a tokenizer", 256);
 /// `model.toml`, and device files: written by hand.
 pub const SETTINGS: Limit = limit("a file of settings", 4);
-/// Texts and questions: calibration reads some ten thousand tokens; more is a mistake more often than not.
+/// Texts and questions: calibration reads some ten thousand tokens; a larger text is probably a mistake.
 pub const TEXT: Limit = limit("a text", 256);
-/// Profiles: the largest model that is published needs half of it.
+/// Profiles: the largest published model needs half of this.
 pub const PROFILE: Limit = limit("a profile", 2048);
 /// `manifest.json`: some hundred bytes for each file of the bundle.
 pub const MANIFEST: Limit = limit("a manifest", 64);
-/// `plan.bin`, `graph.moe`, `decisions.json`: they grow with layers and experts, and have some MB.
+/// `plan.bin`, `graph.moe`, `decisions.json`: some MB, growing with layers and experts.
 pub const PLAN: Limit = limit("a plan", 512);
 /// Command streams of a layer: some hundred instructions for each expert.
 pub const STREAMS: Limit = limit("command streams", 64);
 /// GPU kernels: some tens of KB each.
 pub const PTX: Limit = limit("GPU kernels", 256);
-/// Networks of static graphs, whose weights lie beside them: scales of output channels are most of it.
+/// Networks of static graphs. Their weights are in other files; scales of output channels take most of the
+/// size.
 pub const NETWORK: Limit = limit("a network", 64);
-/// `kernels.o`: a kernel for each form of matrix, some hundred KB in all.
+/// `kernels.o`: a kernel for each matrix format and shape, some hundred KB in all.
 pub const OBJECT: Limit = limit("object code", 512);
 
 /// Reason that a path is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is no regular file.
+    /// It is not a regular file.
     Kind(&'static str),
-    /// It has more bytes than such a file can have. `found` is what it says; none if it went on where it should have ended.
+    /// It has more bytes than such a file can have. `found` is its reported size; `None` if it had more bytes
+    /// than reported.
     Long {
         /// Limit of the expected file.
         limit: Limit,
@@ -114,7 +117,7 @@ const FOLDER: &str = "a folder";
 /// Opens a regular file for reading. Never blocks.
 ///
 /// # Errors
-/// [`Refused::Kind`] for whatever else is there, and what the operating system says.
+/// [`Refused::Kind`] for other file types; errors of the operating system.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, 0)
 }
@@ -124,14 +127,15 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(path: &Path, flags: i32) -> io::Result<File> {
-    // To open a device may already do something.
+    // Even opening a device may have an effect.
     check(&fs::metadata(path)?)?;
     let mut options = File::options();
     options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt as _;
-        // Should a FIFO have come in between, it is not waited for. Regular files know no such thing.
+        // If the path has become a FIFO meanwhile, opening does not wait. For regular files the flag has no
+        // effect.
         options.custom_flags(flags | libc::O_NONBLOCK | libc::O_CLOEXEC);
     }
     #[cfg(not(unix))]
@@ -143,17 +147,17 @@ pub fn open_with(path: &Path, flags: i32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Identity of an open file, whatever its path names by now.
+/// Identity of an open file, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
     inode: u64,
 }
 
-/// The identity of an open file; `None` where the operating system does not tell.
+/// Identity of an open file; `None` if the operating system does not report it.
 ///
 /// # Errors
-/// What the operating system says.
+/// Errors of the operating system.
 #[cfg(unix)]
 pub fn identity(file: &File) -> io::Result<Option<FileId>> {
     use std::os::unix::fs::MetadataExt as _;
@@ -161,7 +165,7 @@ pub fn identity(file: &File) -> io::Result<Option<FileId>> {
     Ok(Some(FileId { device: meta.dev(), inode: meta.ino() }))
 }
 
-/// This system does not report it.
+/// Not reported on this operating system.
 ///
 /// # Errors
 /// None.
@@ -171,12 +175,12 @@ pub fn identity(_file: &File) -> io::Result<Option<FileId>> {
     Ok(None)
 }
 
-/// Clears `O_NONBLOCK`: io_uring would fail reads that the disk must be requested.
+/// Clears `O_NONBLOCK`: with it io_uring fails reads whose data is not in the page cache.
 #[cfg(unix)]
 fn wait_again(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let fd = file.as_raw_fd();
-    // SAFETY: questions about a descriptor that is open; no memory is passed.
+    // SAFETY: calls on an open descriptor; no memory is passed.
     let done = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) == 0
@@ -197,12 +201,12 @@ pub fn size(path: &Path) -> io::Result<u64> {
 /// Reads a regular file whole.
 ///
 /// # Errors
-/// As [`open`]; [`Refused::Long`]; a signal that came while it was read and wants to be heard.
+/// As [`open`]; [`Refused::Long`]; [`io::ErrorKind::Interrupted`] if a signal comes during a read.
 pub fn read(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
     read_open(&open(path)?, limit)
 }
 
-/// As [`read`], of a file that [`open`] gave, from its beginning.
+/// As [`read`], for a file that [`open`] returned, from its beginning.
 ///
 /// # Errors
 /// As [`read`].
@@ -215,7 +219,7 @@ pub fn read_open(mut file: &File, limit: Limit) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(usize::try_from(found + 1).unwrap_or(0));
     let mut piece = vec![0; 64 << 10];
     loop {
-        // Not `read_to_end`: it goes on after a signal.
+        // Not `read_to_end`: it continues after a signal.
         let n = file.read(&mut piece)?;
         if n == 0 {
             return Ok(bytes);
@@ -227,7 +231,7 @@ pub fn read_open(mut file: &File, limit: Limit) -> io::Result<Vec<u8>> {
     }
 }
 
-/// As [`read`]; a link is refused, wherever it leads.
+/// As [`read`]; every link is refused.
 ///
 /// # Errors
 /// As [`read`].
@@ -236,10 +240,10 @@ pub fn read_unlinked(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
     read(path, limit)
 }
 
-/// As [`read`], text in UTF-8.
+/// As [`read`], for text in UTF-8.
 ///
 /// # Errors
-/// As [`read`], and [`io::ErrorKind::InvalidData`] for what is no such text.
+/// As [`read`]; [`io::ErrorKind::InvalidData`] if the text is not UTF-8.
 pub fn read_text(path: &Path, limit: Limit) -> io::Result<String> {
     String::from_utf8(read(path, limit)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
@@ -325,7 +329,7 @@ mod tests {
         assert_eq!(read(&path, few).unwrap(), b"1234");
         fs::write(&path, "12345").unwrap();
         assert!(why(read(&path, few)).contains("too many for a few bytes"));
-        // What claims no size is read up to the limit.
+        // A file that reports no size is read up to the limit.
         #[cfg(target_os = "linux")]
         {
             assert_eq!(fs::metadata("/proc/self/maps").unwrap().len(), 0);

@@ -1,23 +1,24 @@
-//! Costs of an expert on each unit and on the links between them, in microseconds: the one table of prices of all policies
-//! (TriMoE, §4.2, equations 1 to 4; HybriMoE, §IV-B).
+//! Costs of an expert on each unit and on the links between them, in microseconds: the cost table of all
+//! policies (TriMoE, §4.2, equations 1 to 4; HybriMoE, §IV-B).
 
 use super::error::ScheduleError;
 use super::scheduled::Layout;
 
 /// Time of computing one expert by its tokens (`f_calc` of TriMoE): straight lines between measured points.
 ///
-/// Before the first point it is the first point's time, after the last it goes on as between the last two.
+/// Before the first point it is the first point's time; after the last it continues the line through the last
+/// two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     points: Vec<(u32, f64)>,
 }
 
 impl Table {
-    /// Of points (tokens, microseconds).
+    /// Creates a table of points (tokens, microseconds).
     ///
     /// # Errors
-    /// [`ScheduleError::NoPoints`], [`ScheduleError::Order`] where tokens do not ascend, [`ScheduleError::Time`]
-    /// for a time that is negative or not a number. Infinite times are taken: such loads are never computed there.
+    /// [`ScheduleError::NoPoints`]; [`ScheduleError::Order`] if tokens do not ascend; [`ScheduleError::Time`]
+    /// for a negative or NaN time. Infinite times are valid: such loads are never computed there.
     pub fn new(points: Vec<(u32, f64)>) -> Result<Self, ScheduleError> {
         if points.is_empty() {
             return Err(ScheduleError::NoPoints);
@@ -36,14 +37,14 @@ impl Table {
         &self.points
     }
 
-    /// Microseconds for so many tokens, which need not be whole; never negative.
+    /// Microseconds for this many tokens, which need not be whole; never negative.
     pub fn at(&self, tokens: f64) -> f64 {
         let p = &self.points;
         let after = p.partition_point(|&(n, _)| f64::from(n) <= tokens);
         let Some(before) = after.checked_sub(1) else { return p[0].1 };
         let (n, us) = p[before];
         let step = tokens - f64::from(n);
-        // At a point itself, its time: beside an infinite one the slope would say nothing.
+        // At a point, its own time: next to an infinite point the slope is meaningless.
         if step == 0.0 || p.len() == 1 {
             return us;
         }
@@ -57,15 +58,15 @@ impl Table {
 /// A unit's times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitCosts {
-    /// An expert by its tokens, once the unit is warm.
+    /// Time of an expert by its tokens, once the unit is warm.
     pub table: Table,
-    /// Extra time of the first expert of a layer, where experts are computed one after the other (HybriMoE, Figure 3e: the caches
-    /// are cold). Sums of times leave it out.
+    /// Extra time of the first expert of a layer, if experts are computed one after the other (HybriMoE,
+    /// Figure 3e: the caches are cold). Sums of times omit it.
     pub first_us: f64,
 }
 
 impl From<Table> for UnitCosts {
-    /// Of a unit whose first expert takes no more than the others.
+    /// Costs of a unit whose first expert takes no extra time.
     fn from(table: Table) -> Self {
         Self { table, first_us: 0.0 }
     }
@@ -76,42 +77,43 @@ impl From<Table> for UnitCosts {
 pub struct NearCosts {
     /// `f_calc_ndp`.
     pub table: Table,
-    /// A near-data unit reads an expert of its own memory.
+    /// Time of a near-data unit to read an expert of its own memory.
     pub internal_us: f64,
-    /// An expert over the link between two memories.
+    /// Time of an expert over the link between two memories.
     pub link_us: f64,
 }
 
 /// Costs of a layer's experts, in microseconds; all layers have the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// `f_calc_gpu`: an expert that the GPU holds; `None`: there is no GPU.
+    /// `f_calc_gpu`: time of an expert that the GPU holds; `None`: there is no GPU.
     pub gpu: Option<UnitCosts>,
-    /// `f_calc_cpu`: any expert.
+    /// `f_calc_cpu`: time of any expert.
     pub cpu: UnitCosts,
     /// Near-data units; `None`: there are none.
     pub near: Option<NearCosts>,
-    /// `T_PCIe` of equation 2: an expert's weights over the link to the GPU, however many tokens it has.
+    /// `T_PCIe` of equation 2: time of an expert's weights over the link to the GPU, independent of its
+    /// tokens.
     pub bring_us: f64,
     /// Extra time of the first transfer of a layer, as [`UnitCosts::first_us`].
     pub first_bring_us: f64,
-    /// The host reads an expert that is interleaved over all of its memories.
+    /// Time of the host to read an expert that is interleaved over all of its memories.
     pub striped_us: f64,
-    /// The host reads an expert that lies in one memory, over the channel of that.
+    /// Time of the host to read an expert that is in one memory, over that memory's channel.
     pub localized_us: f64,
-    /// One token's row to an expert and back: what moves where activations travel.
+    /// Time of one token's row to an expert and back, if activations are moved instead of weights.
     pub row_us: f64,
 }
 
 impl Costs {
-    /// Of a GPU with frames and the CPU, on a link that takes `bring_us` for an expert: no memory computes, and what the host
-    /// reads is in the CPU's table.
+    /// Costs of a GPU with frames and a CPU, on a link that takes `bring_us` for an expert: there are no
+    /// near-data units, and the CPU's table includes the host's reads.
     pub fn of_two(gpu: UnitCosts, cpu: UnitCosts, bring_us: f64) -> Self {
         let (striped_us, localized_us, row_us, first_bring_us) = (0.0, 0.0, 0.0, 0.0);
         Self { gpu: Some(gpu), cpu, near: None, bring_us, first_bring_us, striped_us, localized_us, row_us }
     }
 
-    /// `T_DRAM(W, M)`: the host reads an expert, in equations 2 and 3.
+    /// `T_DRAM(W, M)`: time of the host to read an expert, in equations 2 and 3.
     pub fn t_dram(&self, layout: Layout) -> f64 {
         match layout {
             Layout::Striped => self.striped_us,
@@ -119,32 +121,33 @@ impl Costs {
         }
     }
 
-    /// Equation 1: the GPU computes an expert that it holds. Infinite without a GPU.
+    /// Equation 1: time of the GPU for an expert that it holds. Infinite without a GPU.
     pub fn t_gpu_hit(&self, tokens: f64) -> f64 {
         self.gpu.as_ref().map_or(f64::INFINITY, |u| u.table.at(tokens))
     }
 
-    /// Equation 2: the GPU computes an expert that it reads as it goes.
+    /// Equation 2: time of the GPU for an expert that it reads while computing.
     pub fn t_gpu_miss(&self, tokens: f64, layout: Layout) -> f64 {
         self.t_gpu_hit(tokens).max(self.bring_us).max(self.t_dram(layout))
     }
 
-    /// Equation 3: the CPU computes an expert.
+    /// Equation 3: time of the CPU for an expert.
     pub fn t_cpu(&self, tokens: f64, layout: Layout) -> f64 {
         self.cpu.table.at(tokens).max(self.t_dram(layout))
     }
 
-    /// Equation 4: a near-data unit computes an expert of its memory. Infinite without such units.
+    /// Equation 4: time of a near-data unit for an expert of its memory. Infinite without such units.
     pub fn t_near(&self, tokens: f64) -> f64 {
         self.near.as_ref().map_or(f64::INFINITY, |n| n.table.at(tokens).max(n.internal_us))
     }
 
-    /// The summand of `T_contention` in equation 6 that the paper leaves open: for how long a read of one expert by
-    /// the host keeps a memory busy that holds it, of `memories`.
+    /// The summand of `T_contention` in equation 6 that the paper leaves open: the time for which the host's
+    /// read of one expert keeps a memory that holds it busy, of `memories`.
     ///
-    /// Of a striped expert every memory gives its share of bytes, at the rate at which the host reads one: memories
-    /// of one channel take turns on its bus, and each is busy in its own turns only. Of a localized one its memory
-    /// gives all. That the unit that reads may be slower than the memory adds nothing: what counts are bytes.
+    /// A read of a striped expert takes its share of bytes from every memory, at the host's rate for one
+    /// memory. Memories of one channel take turns on its bus, and each is busy in its own turns only. A read
+    /// of a localized expert takes all bytes from one memory. A reading unit that is slower than the memory
+    /// adds nothing, since only bytes count.
     pub fn contention(&self, layout: Layout, memories: usize) -> f64 {
         match layout {
             Layout::Striped => self.localized_us / memories.max(1) as f64,
@@ -152,10 +155,10 @@ impl Costs {
         }
     }
 
-    /// Whether every time is one. Where `finite`, none is infinite either, those of tables included.
+    /// Fails if a time is negative or NaN, or, with `finite`, infinite. Times of tables are included.
     ///
     /// # Errors
-    /// [`ScheduleError::Time`] names the first that is negative, not a number, or infinite and must not be.
+    /// [`ScheduleError::Time`] names the first invalid time.
     pub fn check(&self, finite: bool) -> Result<(), ScheduleError> {
         let near = self.near.as_ref();
         let (gpu, cpu) = (self.gpu.as_ref(), &self.cpu);

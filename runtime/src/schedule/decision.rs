@@ -1,18 +1,18 @@
-//! Decision at a dispatch: the unit of each expert of a layer, and the transfers for that.
+//! Decision at a dispatch: the unit of each expert of a layer, and the transfers that it needs.
 
 use crate::offload::cache::Key;
 use crate::schedule::scheduled::ExpertUnit;
 
-/// An expert is brought into a frame of the GPU's memory, whose expert has left it.
+/// Transfer of an expert into a frame of the GPU's memory; the frame's previous expert is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bring {
     /// The expert.
     pub key: Key,
-    /// Destination.
+    /// Destination frame.
     pub frame: u32,
 }
 
-/// Weights on their way.
+/// Transfer of an expert's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// Into a frame of the GPU's memory.
@@ -29,16 +29,16 @@ pub enum Transfer {
 /// Units of the experts of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// By expert; the CPU, where it has no tokens.
+    /// By expert; the CPU if it has no tokens.
     pub units: Vec<ExpertUnit>,
-    /// Transfers for this layer, and moves for layers to come, in order.
+    /// Transfers for this layer, and moves for later layers, in order.
     pub transfers: Vec<Transfer>,
     /// Expected time of the layer, in microseconds.
     pub makespan_us: f64,
 }
 
 impl Decision {
-    /// Empties it, for a layer of so many experts.
+    /// Empties it, for a layer of this many experts.
     pub(super) fn clear(&mut self, experts: usize) {
         self.units.clear();
         self.units.resize(experts, ExpertUnit::Cpu);

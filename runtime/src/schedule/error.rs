@@ -1,6 +1,6 @@
-//! Errors in the settings of a schedule: costs, experts, places, policies.
+//! Errors in the settings of a schedule: costs, experts, placements, policies.
 
-/// Reason that there is no schedule.
+/// Reason for which there is no schedule.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
     /// A table of costs without points.
@@ -25,14 +25,14 @@ pub enum ScheduleError {
     /// More than can be numbered.
     #[error("{what}: {found} are more than the {limit} that a scheduler takes")]
     TooMany {
-        /// Of what.
+        /// Kind of the items.
         what: &'static str,
         /// Given number.
         found: usize,
-        /// The most.
+        /// Maximum.
         limit: usize,
     },
-    /// A policy wants a unit that has no costs.
+    /// A policy that requires a unit without costs.
     #[error(
         "policy {policy} computes on the {unit}, and there are no costs of it: give them, or take another policy"
     )]
@@ -42,7 +42,7 @@ pub enum ScheduleError {
         /// The unit.
         unit: &'static str,
     },
-    /// A layer that is not there.
+    /// A layer that does not exist.
     #[error("there is no layer {layer}: the scheduler has {layers}, from 0 on")]
     Layer {
         /// Requested layer.
@@ -50,7 +50,7 @@ pub enum ScheduleError {
         /// Number of layers.
         layers: usize,
     },
-    /// Numbers of other than the layer's experts.
+    /// Loads for a number of experts other than the layer's.
     #[error("{found} loads for {experts} experts: give one of each expert, 0 where it has no tokens")]
     Loads {
         /// Given number.
@@ -58,7 +58,7 @@ pub enum ScheduleError {
         /// Number of experts of a layer.
         experts: usize,
     },
-    /// A memory that is not there.
+    /// A memory that does not exist.
     #[error("expert {expert} lies in memory {memory}, and there are {memories}, from 0 on")]
     Memory {
         /// Expert.
@@ -82,7 +82,7 @@ pub enum ScheduleError {
         /// Expert.
         expert: u16,
     },
-    /// An expert that is there twice.
+    /// An expert that is listed twice.
     #[error("expert {expert} is there twice\nhint: one task for each expert, with all of its tokens")]
     Twice {
         /// Expert.
@@ -91,7 +91,7 @@ pub enum ScheduleError {
     /// A name of the plan that the tables of policies lack.
     #[error("no {what} is called `{name}`")]
     Name {
-        /// Of what.
+        /// Kind of the name.
         what: &'static str,
         /// The name.
         name: String,
@@ -99,10 +99,10 @@ pub enum ScheduleError {
     /// A solver that the policy of a plan does not have.
     #[error("`{0}` does not divide experts there")]
     Solver(&'static str),
-    /// Frames that do not fit the experts that begin in them.
+    /// Initial experts that do not fit the frames.
     #[error("{0}")]
     Begin(&'static str),
-    /// Experts or policies of frames.
+    /// Invalid experts or cache policies of frames.
     #[error(transparent)]
     Cache(#[from] crate::offload::cache::CacheError),
 }

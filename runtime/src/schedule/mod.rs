@@ -1,14 +1,16 @@
-//! Units of the experts of a step, and places of experts, where several units can compute them.
+//! Schedules of experts that several units can compute: the unit of each expert of a step, and the placement
+//! of experts.
 //!
-//! * [`Costs`] are the prices: what an expert takes on each unit and on each link. [`System`] says who
-//!   divides a layer's experts ([`Solver`]), what stays where ([`Keeps`]), and what is predicted ([`Prediction`]).
-//! * A layer's time is modelled in two ways, each with its solvers: `sums` of units' times, and [`timelines`] on which experts arrive.
-//! * Where experts are is kept in two ways: [`scheduled`] over the memories of the host and frames of each layer, with loads
-//!   predicted; [`cached`] in frames that all layers share, with gates predicted.
-//! * [`dispatch`] calls one of these at each dispatch of a running plan, and does what it says.
+//! * [`Costs`]: the time of an expert on each unit and on each link. [`System`]: the solver for a layer's
+//!   experts ([`Solver`]), the placement ([`Keeps`]), and the prediction ([`Prediction`]).
+//! * A layer's time is modelled in two ways, each with its solvers: `sums` of units' times, and [`timelines`]
+//!   on which experts arrive.
+//! * Experts are placed in two ways. [`scheduled`] uses the memories of the host and frames of each layer,
+//!   with predicted loads. [`cached`] uses frames that all layers share, with predictions by gates.
+//! * [`dispatch`] calls one of these at each dispatch of a running plan, and carries out its decisions.
 //!
-//! Nothing here but [`dispatch`] reads, waits or looks at a clock: the same decisions are made for a plan that runs and for one that is
-//! simulated. Nothing here knows what a unit is.
+//! Only [`dispatch`] reads, waits or looks at a clock: a running plan and a simulated one get the same
+//! decisions. Nothing here depends on the implementation of a unit.
 
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cached;

@@ -1,44 +1,52 @@
-//! Policies: the units of a layer's experts, what stays where, and what is predicted. A system is one choice of each.
+//! Policies: the units of a layer's experts, what stays where, and what is predicted. A system is one choice
+//! of each.
 //!
-//! A plan names its solvers and caches, which [`System`]s of other authors and of moec are made of. There are two models of a layer's
-//! time, and a system is for one of them: `sums` of units' times, where memories compute beside the GPU and the CPU, and
-//! `timelines` on which experts arrive, where a GPU with frames and the CPU share them.
+//! A plan names its solvers and caches. [`System`]s, of other authors and of moec, are combinations of these.
+//! There are two models of a layer's time, and a system is for one of them. With `sums` of units' times,
+//! near-data memories compute in addition to the GPU and the CPU. With `timelines` on which experts arrive, a
+//! GPU with frames and the CPU share them.
 
 use super::scheduled::ExpertUnit;
 
-/// Order in which the three timelines of HybriMoE's simulation are filled: "the timeline with the earliest completion time" (§IV-B) can
-/// be read in two ways.
+/// Order in which the three timelines of HybriMoE's simulation are filled: "the timeline with the earliest
+/// completion time" (§IV-B) can be read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// The one that is done first with what it has.
+    /// The timeline that has finished its own tasks first.
     Free,
-    /// The one that would be done first with its next task.
+    /// The timeline that would finish its next task first.
     Next,
 }
 
 /// Division of a layer's experts among the units that may compute them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Solver {
-    /// The best that we know. On timelines: the best of all cuts by load, mended by moves and swaps, and by a search that leaves
-    /// nothing out for few experts. Of sums: what [`Self::Refined`] gives, and then a search that leaves plateaus.
+    /// The best known solver. On timelines: the best of all cuts by load, improved by moves and swaps, and by
+    /// a search that is exhaustive for few experts. On sums: [`Self::Refined`], followed by a search that
+    /// leaves plateaus.
     Best,
-    /// HybriMoE as it is written (§IV-B): three timelines, filled in turn by its three priorities.
+    /// HybriMoE as published (§IV-B): three timelines, filled in turn by its three priorities.
     Paper(Order),
-    /// Experts in the GPU's memory to the GPU, the rest to the CPU: KTransformers in decoding, Fiddler for few tokens.
+    /// Experts in the GPU's memory to the GPU, the rest to the CPU: KTransformers in decoding, Fiddler for
+    /// few tokens.
     Fixed,
-    /// All to the GPU, the rest transferred: AdapMoE, Klotski.
+    /// All to the GPU; missing experts are transferred: AdapMoE, Klotski.
     Gpu,
     /// All to the CPU: a layer of llama.cpp that is not on the GPU.
     Cpu,
-    /// Each where it is computed sooner by itself, a transfer included: Fiddler, and TriMoE before its refinement.
+    /// Each to the unit that would compute it first on its own, a transfer included: Fiddler, and TriMoE
+    /// before its refinement.
     Cheapest,
-    /// TriMoE as it is written (§4.2): each where it costs least, then the costliest expert of the busiest unit moves.
+    /// TriMoE as published (§4.2): each to the unit where it costs least, then the costliest expert of the
+    /// busiest unit moves.
     Refined,
-    /// Experts in the GPU's memory to the GPU, the others to this unit, but for as many of the hottest as shorten the step.
+    /// Experts in the GPU's memory to the GPU, the others to this unit, except as many of the hottest as
+    /// shorten the step.
     Hottest(ExpertUnit),
 }
 
-/// The solvers of both models, with a name and what they do; first those of timelines, then what sums have besides.
+/// The solvers of both models, with their names and descriptions; first those of timelines, then those that
+/// only sums have.
 pub const SOLVERS: &[(&str, Solver, &str)] = &[
     (
         "cut",
@@ -85,36 +93,39 @@ impl Solver {
 /// Experts that the GPU's memory keeps, and the layout of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// Experts of a token, until the next one.
+    /// The experts of a token, until the next token.
     Token,
-    /// The most popular of every layer on the GPU: for good, unless loads are predicted; the others striped over all memories.
+    /// The most popular of every layer on the GPU: permanently, unless loads are predicted; the others
+    /// striped over all memories.
     Popular,
-    /// All of the first layers, for good.
+    /// All experts of the first layers, permanently.
     Layers,
     /// Transferred experts that a cache policy keeps.
     Cache(&'static str),
-    /// The most popular of every layer, of the others the cold ones each in one memory, the warm ones striped (TriMoE, §4.3).
+    /// The most popular of every layer on the GPU; of the others, cold ones each in one memory and warm ones
+    /// striped (TriMoE, §4.3).
     Classes,
-    /// The most popular of every layer, the others each in one memory.
+    /// The most popular of every layer on the GPU; the others each in one memory.
     Local,
 }
 
-/// Prediction, and the moves for it.
+/// Kind of prediction, and the moves that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
     /// Nothing.
     Nothing,
-    /// Experts of so many layers ahead, by their gates: transferred while the link is idle (HybriMoE, §IV-C).
+    /// Experts of this many layers ahead, by their gates: transferred while the link is idle (HybriMoE,
+    /// §IV-C).
     Gates(usize),
     /// Loads of the layer's next step, by their averages (TriMoE, §4.3): hot experts are transferred.
     Loads {
-        /// Whether experts change their layout and their memory, too.
+        /// Whether experts also change their layout and their memory.
         relayout: bool,
     },
 }
 
 impl Prediction {
-    /// Layers ahead whose gates are applied.
+    /// Number of layers ahead whose gates are applied.
     pub fn gates(self) -> usize {
         if let Self::Gates(layers) = self { layers } else { 0 }
     }
@@ -123,7 +134,8 @@ impl Prediction {
 /// Units that may compute experts, where their times add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Units {
-    /// The GPU, what it does not hold and reads as it goes. What it holds it always may.
+    /// The GPU, for experts that it does not hold and reads while computing. Experts that it holds are always
+    /// allowed.
     pub misses: bool,
     /// The CPU.
     pub cpu: bool,
@@ -132,26 +144,26 @@ pub struct Units {
 }
 
 impl Units {
-    /// All.
+    /// All units.
     pub const ALL: Self = Self { misses: true, cpu: true, near: true };
 }
 
-/// A system.
+/// A combination of policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// Solver for the experts of a layer of a prompt.
+    /// Solver for a layer's experts in a prompt.
     pub prefill: Solver,
-    /// Of a token.
+    /// Solver for a decoded token.
     pub decode: Solver,
     /// Units that may compute.
     pub units: Units,
-    /// Experts that stay.
+    /// Experts that stay, and where.
     pub keeps: Keeps,
     /// Prediction.
     pub prediction: Prediction,
-    /// Description, for people.
+    /// Description, for users.
     pub says: &'static str,
 }
 
@@ -169,12 +181,12 @@ impl System {
     }
 }
 
-/// TriMoE with a solver of ours in place of its own, and whether experts move.
+/// TriMoE with another solver, with or without moves of experts.
 pub const fn trimoe(name: &'static str, solver: Solver, moves: bool) -> System {
     let prediction = if moves { Prediction::Loads { relayout: true } } else { Prediction::Nothing };
     let says =
         "GPU, CPU and near-data units; experts move between layouts and memories where loads request it";
     System::of_sums(name, solver, Units::ALL, Keeps::Classes, prediction, says)
 }
-/// TriMoE as it is written.
+/// TriMoE as published.
 pub const TRIMOE: System = trimoe("TriMoE", Solver::Refined, true);

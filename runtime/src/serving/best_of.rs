@@ -1,7 +1,9 @@
-//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the most probable counts.
+//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the most probable
+//! is the result.
 //!
-//! The prompt is prefilled once, and what the states hold of it is copied to the slots of the other sequences. All are decoded
-//! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
+//! The prompt is prefilled once, and its states are copied to the slots of the other sequences. All are
+//! decoded in one batch. As sequences end, the batch moves to the smallest entry point that holds the
+//! remaining ones.
 
 use crate::error::{Error, Result};
 use crate::exec::engine::Engine;
@@ -19,10 +21,10 @@ pub struct Candidate {
     pub seed: u64,
     /// The generated ids, an end token included.
     pub ids: Vec<u32>,
-    /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was sampled from: the model's own
-    /// probability, whatever temperature and cuts it was sampled with.
+    /// Sum over the ids of `ln p`, where `p` is the softmax of the model's logits at the id, without
+    /// temperature and cuts.
     pub log_probability: f64,
-    /// Whether it came to its end: an end token, or as many tokens as were requested.
+    /// Whether it is complete: with an end token, or with as many tokens as were requested.
     pub ended: bool,
 }
 
@@ -33,7 +35,7 @@ impl Candidate {
     }
 }
 
-/// Sequences, and how long they took.
+/// Sequences, with their times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BestOf {
     /// In the order of their slots.
@@ -42,16 +44,17 @@ pub struct BestOf {
     pub prompt: usize,
     /// Time to the logits after the prompt, and to fill the slots of all sequences.
     pub prefill: Duration,
-    /// Time of the calls that followed.
+    /// Time of the later calls.
     pub decode: Duration,
-    /// Sequences of each call that followed; never more than in the call before.
+    /// Number of sequences in each later call; never more than in the call before.
     pub calls: Vec<usize>,
-    /// Number of ids, but the first of each sequence, that needed all experts; `None` where fewer are never tried.
+    /// Number of ids, without the first of each sequence, that needed all experts; `None` if fewer are never
+    /// tried.
     pub fallbacks: Option<Fallbacks>,
 }
 
 impl BestOf {
-    /// Indices of the candidates: those that came to their end before the others, each by score, the best first; equal
+    /// Indices of the candidates, complete ones first; within both groups by score, the best first, equal
     /// ones in order.
     pub fn ranking(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.candidates.len()).collect();
@@ -67,18 +70,20 @@ impl BestOf {
         rate(self.prompt, self.prefill)
     }
 
-    /// Generated tokens of all sequences per second, the first of each aside.
+    /// Generated tokens of all sequences per second, without the first of each.
     pub fn decode_rate(&self) -> Option<f64> {
         rate(self.calls.iter().sum(), self.decode)
     }
 }
 
-/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is sampled with the seed
-/// `how.seed + i`: it is the one that [`crate::generate()`] samples with that seed, as far as kernels of several rows, which sum in another
-/// order than those of one, leave the choices as they are. Their `n` and their end tokens are those of the request.
+/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is sampled
+/// with the seed `how.seed + i`. It equals the result of [`crate::generate()`] with that seed, except where
+/// kernels for several rows, which sum in another order, change a choice. `n` and the end tokens are those of
+/// the request.
 ///
 /// # Errors
-/// As [`crate::generate()`]; more sequences than there are slots; a temperature of 0, with which all would be the same.
+/// As [`crate::generate()`]; more sequences than there are slots; a temperature of 0, with which all
+/// sequences would be equal.
 pub fn best_of(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
@@ -91,11 +96,11 @@ pub fn best_of(
     Ok(out)
 }
 
-/// Change of a sequence's sampler before it samples, such as to one with constraints.
+/// Function that changes a sequence's sampler before it samples, for example to add constraints.
 pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
 
-/// As [`best_of`], with what `made` makes of each sampler. What was sampled before an error, an interrupt among them, is in `out`; without a
-/// logit of the prompt there is no candidate.
+/// As [`best_of`], with each sampler changed by `made`. `out` keeps what was sampled before an error or an
+/// interrupt; there are no candidates before the logits of the prompt.
 ///
 /// # Errors
 /// As [`best_of`], and those of `made`.
@@ -127,7 +132,7 @@ pub fn best_of_into(
     done
 }
 
-/// Draws all sequences to their ends; ids, times and calls go to `out` as they come.
+/// Samples all sequences to their ends; writes ids, times and calls to `out`.
 fn sample(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
@@ -151,7 +156,7 @@ fn sample(
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;
     let BestOf { candidates, prefill, decode, calls, .. } = out;
-    // One that fails ends all: what is left would not be the best of so many.
+    // An error of one sequence ends all: the rest would not be the best of as many.
     let failed = RefCell::new(None);
     let mut sink = |id, event| {
         let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else {
@@ -176,7 +181,7 @@ fn sample(
                 *decode += step.took;
                 calls.push(rows);
             }
-            // The copies for the other sequences among it.
+            // Including the copies for the other sequences.
             _ => *prefill += step.took,
         }
         failed.borrow().is_none()
@@ -201,7 +206,7 @@ mod tests {
             ..BestOf::default()
         };
         assert_eq!(done.ranking(), [3, 1, 2, 0]);
-        // One that was cut short stands after all that were not, however likely.
+        // An incomplete one ranks after all complete ones, however probable.
         let done = BestOf {
             candidates: vec![of(1, -0.1, false), of(1, -9.0, true), of(1, -0.05, false)],
             ..BestOf::default()

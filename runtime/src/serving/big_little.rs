@@ -1,10 +1,11 @@
-//! Big-little decoding (MoBiLE, §III): tokens get fewer experts where the model is sure all the same.
+//! Big-little decoding (MoBiLE, §III): tokens get fewer experts where the model is confident anyway.
 //!
-//! A token is decoded in the little entry point first, whose routers choose fewer experts. If the largest probability of
-//! its softmax exceeds γ, its logits are kept; else the same position is decoded again with all experts, which replaces
-//! what the little pass left in the states at that position (Algorithm 1). Positions that are kept keep the little
-//! pass's keys and values, as in the paper: their own sequence goes on from them, and no other one does. A state that is no cache goes back by a token, for which the engine takes a
-//! snapshot before each little pass.
+//! A token is decoded in the little entry point first, whose routers choose fewer experts. If the largest
+//! probability of its softmax exceeds γ, its logits are kept. Else the same position is decoded again with
+//! all experts, which replaces the little pass's states at that position (Algorithm 1). Kept positions keep
+//! the little pass's keys and values, as in the paper: their own sequence continues from them, but no other
+//! one. A state that is not a cache goes back by a token, for which the engine takes a snapshot before each
+//! little pass.
 
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
@@ -13,10 +14,10 @@ use crate::kv::cannot::check_snapshots;
 use moec_ir::EntryKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Decodes the tokens of a batch: with all experts, or with fewer where that is enough.
+/// Decodes the tokens of a batch: with all experts, or with fewer if that suffices.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
-    /// γ, where fewer experts are tried first; in `[0, 1)`.
+    /// γ in `[0, 1)`, if fewer experts are tried first.
     gamma: Option<f32>,
     /// Counts; `None`: big-little decoding is off.
     fallbacks: Option<Fallbacks>,
@@ -25,14 +26,14 @@ pub struct Decoder {
 /// Number of tokens that needed all experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallbacks {
-    /// Tokens that were decoded; those of the prompt are not among them.
+    /// Number of decoded tokens, without those of the prompt.
     pub tokens: usize,
     /// Those of them whose logits are the full model's.
     pub full: usize,
 }
 
 impl Fallbacks {
-    /// The fallback ratio `r` of MoBiLE, equation 1; `None` of nothing.
+    /// The fallback ratio `r` of MoBiLE, equation 1; `None` without tokens.
     pub fn ratio(self) -> Option<f64> {
         (self.tokens > 0).then(|| self.full as f64 / self.tokens as f64)
     }
@@ -45,17 +46,18 @@ impl Fallbacks {
 }
 
 impl Decoder {
-    /// All experts for every token.
+    /// Creates a decoder that uses all experts for every token.
     pub fn full() -> Self {
         Self::default()
     }
 
-    /// Fewer experts first, with γ in `[0, 1]`. No probability exceeds 1, so with γ = 1 every token is the full model's:
-    /// the little one does not run then, and all is to the bit what [`Decoder::full`] gives.
+    /// Creates a decoder that tries fewer experts first, with γ in `[0, 1]`. No probability exceeds 1, so
+    /// with γ = 1 every token is the full model's. The little one then does not run, and results are bitwise
+    /// equal to those of [`Decoder::full`].
     ///
     /// # Errors
-    /// [`Error::Usage`] if no little entry points were compiled, [`Error::Usage`] for another γ, [`Error::State`] for a state
-    /// that cannot go back by a token, where the little one runs.
+    /// [`Error::Usage`] if no little entry points were compiled, [`Error::Usage`] for another γ,
+    /// [`Error::State`] for a state that cannot go back by a token, if the little one runs.
     pub fn big_little(program: &Program, gamma: f32) -> Result<Self> {
         if program.model.big_little.is_none() {
             return Err(Error::no_little());
@@ -68,7 +70,8 @@ impl Decoder {
         Ok(Self { gamma, fallbacks: Some(Fallbacks::default()) })
     }
 
-    /// As the bundle was built: [`Decoder::big_little`] with its γ where it has little entry points.
+    /// Creates the decoder that the bundle was built for: [`Decoder::big_little`] with the bundle's γ if it
+    /// has little entry points.
     ///
     /// # Errors
     /// As [`Decoder::big_little`].
@@ -76,19 +79,20 @@ impl Decoder {
         program.model.big_little.map_or_else(|| Ok(Self::full()), |b| Self::big_little(program, b.gamma))
     }
 
-    /// Whether tokens may be decoded with fewer experts, so that keys and values of answers are approximations.
+    /// Whether tokens may be decoded with fewer experts, so that keys and values of answers are
+    /// approximations.
     pub(crate) fn is_reduced(&self) -> bool {
         self.gamma.is_some()
     }
 
-    /// Number of tokens that needed all experts so far; `None` where fewer are never tried.
+    /// Number of tokens that needed all experts so far; `None` if fewer are never tried.
     pub fn fallbacks(&self) -> Option<Fallbacks> {
         self.fallbacks
     }
 
-    /// As [`Engine::decode`]. `sink` gets every row of the batch once, with the logits that count: first those that are
-    /// kept of the little pass, then those that are decoded again, together. It runs on the engine's threads, for several rows at
-    /// once and in no order.
+    /// As [`Engine::decode`]. `sink` gets every row of the batch once, with its final logits: first the rows
+    /// of the little pass that are kept, then those that are decoded again, in one batch. It runs on the
+    /// engine's threads, for several rows at once and in any order.
     ///
     /// # Errors
     /// As [`Engine::decode`].
@@ -126,15 +130,15 @@ impl Decoder {
     }
 }
 
-/// Whether the largest probability of the softmax of `logits` exceeds `gamma`: `1 / Σ exp(z − max) > γ`. Logits that are
-/// not numbers are never sure.
+/// Whether the largest probability of the softmax of `logits` exceeds `gamma`: `1 / Σ exp(z − max) > γ`.
+/// False if a logit is NaN.
 fn is_sure(logits: &[f32], gamma: f32) -> bool {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let limit = 1.0 / f64::from(gamma);
     let mut sum = 0.0;
     for part in logits.chunks(1024) {
         sum += part.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
-        // The sum only grows; NaN is not below anything.
+        // The sum only grows; NaN compares false.
         if sum.is_nan() || sum >= limit {
             return false;
         }
@@ -154,7 +158,7 @@ mod tests {
         assert!(!of(&[0.1, 0.69, 0.21], 0.7));
         // Above, not equal: two equal logits have exactly a half each.
         assert!(!is_sure(&[1.0, 1.0], 0.5) && is_sure(&[1.0, 1.0], 0.499_999));
-        // A vocabulary of several parts.
+        // A vocabulary of several blocks.
         let mut many = vec![0.0; 5000];
         assert!(!is_sure(&many, 0.01) && is_sure(&many, 0.0001));
         many[4321] = 20.0;

@@ -1,4 +1,4 @@
-//! Prompt in, tokens out.
+//! Generation: tokens after a prompt.
 
 use crate::error::Result;
 use crate::exec::engine::Engine;
@@ -17,31 +17,31 @@ pub struct Generation {
     pub ids: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Those of them that the slot held already.
+    /// Tokens of the prompt that the slot held already.
     pub held: usize,
     /// Time to the logits after the prompt.
     pub prefill: Duration,
-    /// Time of the calls that followed, one per id but the first.
+    /// Time of the later calls, one per id but the first.
     pub decode: Duration,
-    /// Number of ids but the first that needed all experts; `None` where fewer are never tried.
+    /// Number of ids but the first that needed all experts; `None` if fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
-    /// Log-probabilities, one for each id; empty where the sampler's options request none.
+    /// Log-probabilities, one for each id; empty if the sampler's options do not request them.
     pub log_probabilities: Vec<LogProbabilities>,
 }
 
 impl Generation {
-    /// Prompt tokens per second, those that the slot held already aside.
+    /// Prompt tokens per second, without those that the slot held already.
     pub fn prefill_rate(&self) -> Option<f64> {
         rate(self.prompt.saturating_sub(self.held), self.prefill)
     }
 
-    /// Generated tokens per second, the first one aside; none if there was only that one.
+    /// Generated tokens per second, without the first one; `None` if there was only that one.
     pub fn decode_rate(&self) -> Option<f64> {
         rate(self.ids.len().saturating_sub(1), self.decode)
     }
 }
 
-/// Per second; none of nothing.
+/// Tokens per second; `None` if there are none.
 pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
@@ -49,36 +49,37 @@ pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
 /// Request for a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// KV-cache slot; what it holds is forgotten first.
+    /// KV-cache slot; its contents are forgotten first.
     pub slot: u32,
     /// Token ids to continue.
     pub prompt: &'a [u32],
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     pub n: usize,
-    /// Tokens that end it.
+    /// Tokens that end the generation.
     pub end: &'a [u32],
 }
 
-/// Observer of an engine.
+/// Observer of the engine.
 pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 
-/// Options of a generation beside the request.
+/// Further options of a generation.
 #[derive(Default)]
 pub struct Way<'w> {
-    /// Contents of the slot: tokens of a prompt that the other one may begin as, computed as a part of it.
+    /// Contents of the slot: tokens that the prompt may begin with, computed as a part of a prompt.
     pub held: &'w [u32],
-    /// Most draft tokens that are verified in a call; with any, the sampler takes the most probable.
+    /// Maximum number of draft tokens that are verified in a call; if not 0, the sampler takes the most
+    /// probable token.
     pub draft_tokens: usize,
-    /// Gets the engine when the prompt is read, before any other token.
+    /// Called with the engine after the prompt, before any other token.
     pub read: Option<&'w mut Read<'w>>,
 }
 
-/// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is
-/// said. `on_token` gets each id as it is chosen; its error ends the work.
+/// Generates up to `n` tokens after the prompt; fewer if an end token is chosen, or a constraint reports that
+/// the answer is complete. `on_token` gets each id as it is chosen; its error ends the generation.
 ///
 /// # Errors
-/// Before any work: what [`check_context`] and [`Engine::prefill`] refuse. Then: [`crate::Error::Interrupted`],
-/// logits that are no numbers, and what `on_token` returns.
+/// Before any work: what [`check_context`] and [`Engine::prefill`] refuse. Then:
+/// [`crate::Error::Interrupted`], NaN logits, and what `on_token` returns.
 pub fn generate(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
@@ -89,11 +90,12 @@ pub fn generate(
     generate_by(engine, request, Way::default(), (decoder, sampler), on_token).map(|(done, _)| done)
 }
 
-/// As [`generate`], after what the slot holds, and with draft tokens, whose counts it returns.
+/// As [`generate`], with reuse of the slot's contents and with draft tokens; returns the counts of draft
+/// tokens.
 ///
 /// # Errors
-/// As [`generate`], and what `way.read` returns. With draft tokens, before any work, [`crate::Error::State`] for states that cannot take
-/// tokens back.
+/// As [`generate`], and what `way.read` returns. With draft tokens, before any work, [`crate::Error::State`]
+/// for states that cannot take tokens back.
 pub fn generate_by(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
@@ -110,7 +112,7 @@ pub fn generate_by(
     let before = decoder.fallbacks();
     sampler.begin(prompt);
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
-    // A caller that has put something into the slot wants it used.
+    // A caller that has filled the slot wants its contents used.
     let sharing = (!held.is_empty()).then_some(Sharing::All);
     let setting = Setting { slots: slot..slot.saturating_add(1), sharing, ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;

@@ -1,23 +1,24 @@
-//! Speculative decoding from the text itself, prompt lookup: draft tokens, and the choices that count. The scheduler decodes with it.
+//! Speculative decoding by prompt lookup in the text itself: draft tokens, and the choices that count. The
+//! scheduler uses it.
 //!
-//! Text repeats itself: code names the same things, answers quote what was asked. Where the last tokens have stood before, the ones
-//! that followed them there are the draft now. Draft tokens are taken in one call with the token before them, each
-//! row says which token the model would choose after it, and draft tokens are accepted up to the first that the model would not have
-//! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where drafts come from). What was
-//! taken after it is taken back: the cache's length is all there is to it.
+//! Text repeats itself: code names the same things, answers quote what was asked. If the last tokens have
+//! occurred before, the tokens that followed them are the draft. Draft tokens are computed in one call with
+//! the token before them, and each row gives the token that the model would choose next. Draft tokens are
+//! accepted up to the first that the model would not have chosen (Leviathan, Kalman and Matias, 2023, with
+//! greedy choices; drafts as in Saxena's prompt lookup). The rest is taken back, by shortening the cache.
 //!
-//! **Tokens stay those of plain decoding.** Draft tokens are verified in entry points for decoding of few rows, whose kernels treat inputs as
-//! those of one row do ([`moec_ir::FEW_ROWS`]); those of more rows, and of a prompt, may round them to fewer bits, and then other tokens
-//! come out. What is left is that several rows
-//! are summed in another order than one, which moves the last bits of logits. A choice counts only where its logit leads the
-//! second by more than [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
-//! as plain decoding does it, and that choice counts.
+//! **Tokens stay those of plain decoding.** Draft tokens are verified in entry points for decoding of few
+//! rows, whose kernels treat inputs like those of one row ([`moec_ir::FEW_ROWS`]). Kernels of more rows, and
+//! of a prompt, may round inputs to fewer bits and give other tokens. One difference is left: several rows
+//! are summed in another order than one, which changes the last bits of logits. A choice counts only where
+//! its logit leads the second by more than [`TIE`] times the largest magnitude of the row. If it leads by
+//! less, the token is decoded again alone, as in plain decoding, and that choice counts.
 
 /// Lead of the first logit over the second that is required, as a share of the largest magnitude in the row.
 pub const TIE: f32 = 1.0 / 128.0;
-/// Most last tokens that are looked for.
+/// Maximum length of the sequence end that is looked up.
 const LONGEST: usize = 4;
-/// Fewest.
+/// Minimum length.
 const SHORTEST: usize = 2;
 
 /// Counts of draft tokens.
@@ -25,7 +26,7 @@ const SHORTEST: usize = 2;
 pub struct Speculated {
     /// Draft tokens.
     pub draft_tokens: usize,
-    /// Those of them that the model would have chosen.
+    /// Those that the model would have chosen.
     pub accepted: usize,
     /// Calls with draft tokens.
     pub calls: usize,
@@ -42,8 +43,8 @@ impl Speculated {
     }
 }
 
-/// The tokens that followed the last place where the end of `seq` has stood before, `most` of them at most. The longest end
-/// counts, of `LONGEST` tokens down to `SHORTEST`.
+/// At most `most` tokens that followed the last earlier occurrence of the end of `seq`. The longest such end
+/// counts, from `LONGEST` tokens down to `SHORTEST`.
 pub fn prompt_lookup(seq: &[u32], most: usize) -> &[u32] {
     for n in (SHORTEST..=LONGEST).rev() {
         let Some(body) = seq.len().checked_sub(n).filter(|&body| body > 0) else { continue };
@@ -56,7 +57,7 @@ pub fn prompt_lookup(seq: &[u32], most: usize) -> &[u32] {
     &[]
 }
 
-/// Whether the first logit leads the second by enough to be the first in any order of summing.
+/// Whether the first logit leads the second by enough to be the first in any order of summation.
 pub(crate) fn leads(logits: &[f32]) -> bool {
     let (mut first, mut second, mut largest) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0_f32);
     for &l in logits {
@@ -77,10 +78,10 @@ mod tests {
     #[test]
     fn draft_tokens_are_what_followed_the_longest_end_the_last_time() {
         assert_eq!(prompt_lookup(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
-        // The later of two places; the longer of two ends.
+        // The later of two occurrences; the longer of two ends.
         assert_eq!(prompt_lookup(&[1, 2, 3, 1, 2, 5, 1, 2], 1), [5]);
         assert_eq!(prompt_lookup(&[7, 1, 2, 3, 1, 2, 5, 7, 1, 2], 3), [3, 1, 2]);
-        // What repeats itself overlaps its own beginning.
+        // Repeated text overlaps its own beginning.
         assert_eq!(prompt_lookup(&[4, 4, 4], 5), [4]);
         assert_eq!(prompt_lookup(&[4; 8], 3), [4]);
         for (seq, most) in

@@ -1,27 +1,27 @@
-//! Texts that end an answer, wherever tokens are cut.
+//! Stop strings, found across token boundaries.
 
 use crate::error::Result;
 use crate::serving::sampler::Constraint;
 use crate::serving::text::TextStream;
 
-/// Watches a text that comes in pieces for the first of several stop strings. The pieces that it gives, joined, are the text
-/// before that; of what might become one, nothing is given before it is certain.
+/// Watches a text that comes in pieces for the first of several stop strings. The pieces that it returns,
+/// joined, are the text before it. A text that may become a stop string is held back until it is certain.
 #[derive(Clone, Debug, Default)]
 pub struct Stops {
     strings: Vec<String>,
-    /// Text that might be the beginning of one.
+    /// Held-back text that may begin a stop string.
     held: String,
     found: Option<usize>,
 }
 
 impl Stops {
-    /// Watches for these; empty ones are none.
+    /// Watches for these strings; empty ones are ignored.
     pub fn new(strings: impl IntoIterator<Item = String>) -> Self {
         let strings = strings.into_iter().filter(|s| !s.is_empty()).collect();
         Self { strings, ..Self::default() }
     }
 
-    /// The text that is certain after one more piece. Nothing more comes once one was found.
+    /// The text that is certain after one more piece. Empty after a stop string was found.
     pub fn push(&mut self, piece: &str) -> String {
         if self.found.is_some() {
             return String::new();
@@ -44,7 +44,7 @@ impl Stops {
         self.found.map(|i| &*self.strings[i])
     }
 
-    /// Text that was held back, where the whole ends without becoming a stop string.
+    /// The held-back text, if the whole text ends without a stop string.
     pub fn finish(self) -> String {
         self.held
     }
@@ -57,14 +57,14 @@ pub fn cut(text: &str, strings: &[String]) -> String {
     if stops.found().is_some() { before } else { before + &stops.finish() }
 }
 
-/// Stop condition: ends an answer where its text has one of several strings. It forbids no token.
+/// Stop condition: ends an answer when its text contains one of several strings. It forbids no token.
 pub struct StopCondition {
     stream: TextStream<'static>,
     stops: Stops,
 }
 
 impl StopCondition {
-    /// For one answer, whose text comes from `stream`.
+    /// Creates a condition for one answer, whose text comes from `stream`.
     pub fn new(stream: TextStream<'static>, strings: &[String]) -> Self {
         Self { stream, stops: Stops::new(strings.iter().cloned()) }
     }
@@ -111,7 +111,7 @@ mod tests {
             (given, found.as_deref(), &*rest),
             (vec!["a ".into(), String::new(), String::new()], Some("END"), "")
         );
-        // Held back, and let go.
+        // Held back, then released.
         let (given, found, rest) = run(&["END"], &["E", "EN", "X", "ü E"]);
         assert_eq!(
             (given, found, &*rest),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the text is cut, what comes out is what stands before the first stop string.
+        /// For any cuts of the text, the output is the text before the first stop string.
         #[test]
         fn cuts_change_nothing(text in "[abü]{0,40}", stops in prop::collection::vec("[abü]{1,4}", 0..4), cuts in prop::collection::vec(1usize..4, 40)) {
             let mut of = Stops::new(stops.clone());

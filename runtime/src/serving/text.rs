@@ -1,4 +1,4 @@
-//! Text to ids and back, with the checkpoint's own tokenizer.
+//! Conversion of text to ids and back, with the checkpoint's own tokenizer.
 
 mod bounded;
 mod charsmap;
@@ -19,7 +19,7 @@ pub const FILE: &str = "artifacts/tokenizer.json";
 pub struct Text {
     tokenizer: Bounded,
     bos: Option<u32>,
-    /// Of prompts, where there is one.
+    /// Limit of prompts, if there is one.
     limit: Option<Limit>,
     /// Special tokens, which are left out of a text.
     special: BTreeMap<u32, String>,
@@ -29,12 +29,12 @@ pub struct Text {
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     tokens: usize,
-    /// Bytes of a text that one token stands for at most.
+    /// Maximum number of bytes of a text that one token stands for.
     longest: usize,
 }
 
 impl Text {
-    /// Reads the bundle's tokenizer. `bos` is put before every text that does not start with it.
+    /// Reads the bundle's tokenizer. `bos` is prepended to every text that does not start with it.
     ///
     /// # Errors
     /// [`Error::Request`] if there is no file, as `Text::of_file`, and as [`BundleReader::read`].
@@ -49,7 +49,7 @@ impl Text {
         Self::of_file(bundle, &bytes, bos)
     }
 
-    /// As [`Text::parse`], of what the bundle's file holds.
+    /// As [`Text::parse`], for the contents of the bundle's file.
     ///
     /// # Errors
     /// [`Error::BadFile`].
@@ -60,15 +60,15 @@ impl Text {
         })
     }
 
-    /// As [`Text::open`], of what a `tokenizer.json` holds.
+    /// As [`Text::open`], for the contents of a `tokenizer.json`.
     ///
     /// # Errors
-    /// Why it cannot be used: it is no tokenizer, or its rules lengthen texts without bound.
+    /// The reason that it cannot be used: it is not a tokenizer, or its rules lengthen texts without bound.
     pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
         charsmap::check(json)?;
         let read = timed(|| serde_json::from_slice(json).map_err(Into::into));
         let mut tokenizer: Bounded = read.map_err(|e| e.to_string())?;
-        // A prompt is encoded whole, whatever the file says of cutting and padding.
+        // A prompt is encoded as a whole, even if the file requests truncation or padding.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         let added = tokenizer.get_added_tokens_decoder();
@@ -77,7 +77,7 @@ impl Text {
         Ok(Self { tokenizer, bos, limit: None, special })
     }
 
-    /// The largest id that the tokenizer knows, and its token; none if it knows none.
+    /// The largest id of the tokenizer and its token; `None` if it has no tokens.
     pub fn largest(&self) -> Option<(u32, String)> {
         self.tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).max()
     }
@@ -90,17 +90,17 @@ impl Text {
         timed(|| self.tokenizer.decode(ids, true)).map_err(Error::tokenizer)
     }
 
-    /// A decoder that is fed id by id. It leaves special tokens out.
+    /// A decoder that gets ids one by one. It omits special tokens.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::of(Tokens::Lent(self))
     }
 
-    /// As [`Text::stream`], for users that outlive the one that opened the tokenizer.
+    /// As [`Text::stream`], for users that outlive the owner of the tokenizer.
     pub fn own_stream(self: &Arc<Self>) -> TextStream<'static> {
         TextStream::of(Tokens::Shared(Arc::clone(self)))
     }
 
-    /// As [`Text::stream`], with special tokens as they are written: for those who read what they mean.
+    /// As [`Text::stream`], but special tokens are written out, for readers that interpret them.
     pub fn stream_with_special(&self) -> TextStream<'_> {
         TextStream { skip: false, ..self.stream() }
     }
@@ -116,28 +116,28 @@ impl Text {
     }
 }
 
-/// Ids in a row of which nothing came, from which on no character is waited for: they are bytes of none.
+/// Number of ids without text after which no more bytes of a character are awaited: they belong to none.
 const QUIET: usize = 64;
 
-/// Ids that may be the beginning of a character whose end is still to come: its bytes but the last.
+/// Maximum number of ids that may begin a character whose last byte is still missing.
 const OPEN: usize = 3;
 
-/// Ids of a text before an answer among which one is looked for that decoders can look back at.
+/// Number of ids before an answer among which one is sought that decoders can look back at.
 const BACK: usize = 32;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
-/// character. Bytes of no character come as replacement characters, late, and a character stays what it was when it was given.
+/// character. Invalid bytes become replacement characters, late, and returned text never changes.
 pub struct TextStream<'a> {
     text: Tokens<'a>,
-    /// Whether special tokens are left out.
+    /// Whether special tokens are omitted.
     skip: bool,
     /// The ids of the previous piece, for decoders that look back (a space before a word), then the new ones.
     window: Vec<u32>,
-    /// Number of them that are the previous piece's.
+    /// Number of ids in the window that belong to the previous piece.
     settled: usize,
-    /// Of the window's text, what has been returned.
+    /// The part of the window's text that has been returned.
     given: String,
-    /// New ids since there was a piece.
+    /// Number of new ids since the last piece.
     quiet: usize,
 }
 
@@ -152,7 +152,8 @@ impl<'a> TextStream<'a> {
         Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
     }
 
-    /// The text goes on after these ids: what they say is not given, but a word after them has its space.
+    /// The stream of a text that continues after these ids: their text is not returned, but a word after them
+    /// gets its space.
     ///
     /// # Errors
     /// [`Error::Internal`].
@@ -222,7 +223,8 @@ impl<'a> TextStream<'a> {
         Ok(piece)
     }
 
-    /// Takes new ids as they are, characters or not, but for the last ones, of which a character may still come.
+    /// Accepts new ids as they are, as characters or not, except the last ones, which may still become a
+    /// character.
     fn give_up(&mut self) -> Result<String> {
         self.quiet = OPEN;
         let mut text = self.decode(self.window.len() - OPEN)?;
@@ -243,8 +245,8 @@ impl<'a> TextStream<'a> {
         Ok(more)
     }
 
-    /// Forgets the ids of the previous piece, which with the new ones have another text: a byte outside of any character changes
-    /// what those before it mean.
+    /// Forgets the ids of the previous piece if the new ones change their text: a byte outside of any
+    /// character changes the meaning of those before it.
     fn forget(&mut self) -> Result<()> {
         let settled = self.decode(self.settled)?;
         self.given = self.given.strip_prefix(&*settled).unwrap_or_default().to_owned();
@@ -253,7 +255,7 @@ impl<'a> TextStream<'a> {
         Ok(())
     }
 
-    /// Rest: characters that never became whole, as replacement characters.
+    /// The rest: incomplete characters, as replacement characters.
     ///
     /// # Errors
     /// [`Error::Internal`].
@@ -267,7 +269,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// A text without the characters at its end whose bytes have not all come: they decode to replacement characters.
+/// A text without the incomplete characters at its end, which decode to replacement characters.
 fn whole(text: &str) -> &str {
     text.trim_end_matches('\u{fffd}')
 }

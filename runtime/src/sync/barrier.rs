@@ -1,4 +1,4 @@
-//! The place where all threads of a program meet between steps.
+//! Barrier at which all threads of a program wait between steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 /// Time that a thread spins before it sleeps. Steps last tens of microseconds; a wake-up costs as much.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// Pauses, about a microsecond, between two looks at the clock. Then the core is offered to others: on a
-/// busy machine the missing thread may be waiting for this very core, and spinning without that is several
-/// times slower than sleeping at once. Where no thread wants the core, the offer costs next to nothing.
+/// Pauses between two readings of the clock, about a microsecond. Then the thread yields its core: on a busy
+/// machine the missing thread may be waiting for this very core. Spinning without yielding is then several
+/// times slower than sleeping at once. If no thread wants the core, yielding costs almost nothing.
 const PAUSES: u32 = 64;
 
-/// A sense-reversing barrier: the sense is the parity of `generation`. It spins briefly, then sleeps, so
-/// that a thread which lost its core is not starved by those that wait for it.
+/// A sense-reversing barrier: the sense is the parity of `generation`. Threads spin briefly, then sleep, so
+/// that they do not starve a thread that lost its core.
 #[derive(Debug)]
 pub struct Barrier {
     threads: usize,
@@ -26,7 +26,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier of `threads` threads. With more threads than cores none spins.
+    /// A barrier of `threads` threads. With more threads than cores no thread spins.
     pub fn new(threads: usize) -> Self {
         Self {
             threads,
@@ -39,13 +39,12 @@ impl Barrier {
         }
     }
 
-    /// Threads that meet.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Returns when all threads have called it as often. What any of them wrote before is then visible
-    /// to all.
+    /// Returns when all threads have called it equally often. Their earlier writes are then visible to all.
     pub fn wait(&self) {
         if self.threads == 1 {
             return;
@@ -54,10 +53,10 @@ impl Barrier {
         let generation = self.generation.load(Ordering::Relaxed);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.store(0, Ordering::Relaxed);
-            // Sequentially consistent with the sleeper's increment and look: either it sees the new
-            // generation, or it is seen here and woken. A read-modify-write, because QEMU's user-mode
-            // emulation of AArch64 on x86 lets a plain store pass the load that follows (seen in 7.2: 5 of
-            // 1000 rounds of Dekker's test), after which a thread would sleep for ever. It costs the same.
+            // Sequentially consistent with the sleeper's increment and load: either the sleeper sees the new
+            // generation, or it is seen here and woken. This is a read-modify-write, because QEMU's user-mode
+            // emulation of AArch64 on x86 reorders a plain store with the load that follows. (Seen in 7.2: 5
+            // of 1000 rounds of Dekker's test.) A thread would then sleep forever. The cost is the same.
             self.generation.swap(generation.wrapping_add(1), Ordering::SeqCst);
             if self.sleepers.load(Ordering::SeqCst) > 0 {
                 drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
@@ -101,7 +100,7 @@ impl Barrier {
 mod tests {
     use super::*;
 
-    /// Every thread adds its number in every round; between two meetings all must see the same sum.
+    /// Every thread adds its number in every round; between two barriers all must see the same sum.
     fn stress(threads: usize, rounds: usize) {
         let barrier = Barrier::new(threads);
         let sum = AtomicUsize::new(0);
@@ -115,7 +114,7 @@ mod tests {
                         barrier.wait();
                         assert_eq!(sum.load(Ordering::Relaxed), round * per_round);
                         if (round + thread) % 97 == 0 {
-                            std::thread::sleep(Duration::from_micros(80)); // make the others fall asleep
+                            std::thread::sleep(Duration::from_micros(80)); // lets the others sleep
                         }
                         barrier.wait();
                     }

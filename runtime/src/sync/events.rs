@@ -1,7 +1,7 @@
-//! Steps that other units wait for.
+//! Events: steps that other units wait for.
 //!
-//! Threads of one unit meet at barriers. Units meet at events: each step that a step of another unit depends on has one, which
-//! is over when every thread of its unit has done its share.
+//! Threads of one unit wait for each other at barriers. Units wait for each other at events: each step that a
+//! step of another unit depends on has one. It occurs when every thread of its unit has done its share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 /// Time that a thread spins before it sleeps, as at a barrier.
 const SPIN: Duration = Duration::from_micros(20);
-/// Pauses between two looks at the clock.
+/// Pauses between two readings of the clock.
 const PAUSES: u32 = 64;
 
 /// The events of one call.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Threads that are still to come, by event.
+    /// Threads that have not arrived yet, by event.
     left: Vec<AtomicUsize>,
     spin: Duration,
     sleepers: AtomicUsize,
@@ -24,7 +24,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Room for as many events as an entry point has; `threads` walk in all. With more of them than cores none spins.
+    /// Room for at most `most` events per entry point; `threads` counts all threads that walk. With more
+    /// threads than cores no thread spins.
     pub(crate) fn new(most: usize, threads: usize) -> Self {
         Self {
             left: (0..most).map(|_| AtomicUsize::new(0)).collect(),
@@ -35,24 +36,24 @@ impl Events {
         }
     }
 
-    /// Before a call: how many threads each event waits for.
+    /// Sets, before a call, the number of threads that each event waits for.
     pub(crate) fn reset(&mut self, threads: impl Iterator<Item = usize>) {
         for (left, threads) in self.left.iter_mut().zip(threads) {
             *left.get_mut() = threads;
         }
     }
 
-    /// A thread has done its share of the step.
+    /// Records that a thread has done its share of the step.
     pub(crate) fn arrive(&self, event: usize) {
-        // Sequentially consistent with the sleeper's increment and look: either it sees that no thread is left, or it is seen
-        // here and woken.
+        // Sequentially consistent with the sleeper's increment and load: either the sleeper sees that no
+        // thread is left, or it is seen here and woken.
         if self.left[event].fetch_sub(1, Ordering::SeqCst) == 1 && self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.wake.notify_all();
         }
     }
 
-    /// Returns when all threads have done their shares. What they wrote before is then visible.
+    /// Returns when all threads have done their shares. Their earlier writes are then visible.
     pub(crate) fn wait(&self, event: usize) {
         let left = &self.left[event];
         if left.load(Ordering::Acquire) == 0 || self.spin_until(left) {
@@ -112,7 +113,7 @@ mod tests {
                     events.wait(2 * step);
                     assert_eq!(sum.load(Ordering::Relaxed), (step + 1) * threads);
                     if step % 97 == 0 {
-                        std::thread::sleep(Duration::from_micros(80)); // make the others fall asleep
+                        std::thread::sleep(Duration::from_micros(80)); // lets the others sleep
                     }
                     events.arrive(2 * step + 1);
                 }

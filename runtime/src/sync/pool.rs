@@ -15,29 +15,30 @@ struct Shared {
     barrier: Barrier,
     /// Barrier of all threads before and after a job.
     gate: Barrier,
-    /// Written by thread 0 while all other threads wait at the gate, read by them after it.
+    /// Written by thread 0 while all other threads wait at the gate; they read it after the gate.
     job: UnsafeCell<Option<*const Job>>,
 }
 
 // SAFETY: `job` is written only by thread 0 (there is one: `Pool::run` borrows mutably) while every other
 // thread waits at the gate, which orders that write before their reads. The pointee is `Sync`.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; nothing in it belongs to one thread.
+// SAFETY: as above; no part of it is bound to one thread.
 unsafe impl Send for Shared {}
 
-/// CPU threads, which walk steps together, and the threads of other units, which walk on their own. The caller of [`Pool::run`]
-/// is thread 0.
+/// CPU threads, which walk steps together, and the threads of other units, which walk on their own. The
+/// caller of [`Pool::run`] is thread 0.
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// A pool of `threads` CPU threads, the caller's included, and of `beside` others. With `pin` each CPU thread but the caller's is bound
-    /// to a core of its own: what the caller starts later would be bound with it.
+    /// A pool of `threads` CPU threads, including the caller's, and of `beside` others. With `pin` each CPU
+    /// thread except the caller's is bound to a core of its own: threads that the caller starts later would
+    /// inherit its binding.
     ///
     /// # Errors
-    /// [`Error::Io`] if the operating system starts no more threads.
+    /// [`Error::Io`] if the operating system refuses to start a thread.
     pub fn new(threads: usize, beside: usize, pin: bool) -> Result<Self> {
         let all = threads.max(1) + beside;
         let shared = Arc::new(Shared {
@@ -73,14 +74,14 @@ impl Pool {
         Ok(Self { shared, handles })
     }
 
-    /// Number of CPU threads, the caller's included.
+    /// Number of CPU threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.shared.barrier.threads()
     }
 
-    /// Runs `job` on every thread and returns when all are done: on CPU threads by their index, on others by the indexes that follow.
-    /// All CPU threads must wait at the barrier equally often, and no other thread may. A panic in a job ends the process: the other
-    /// threads would wait for ever.
+    /// Runs `job` on every thread and returns when all are done. CPU threads have the first indexes, the
+    /// others follow. All CPU threads must wait at the barrier equally often, and no other thread may. A
+    /// panic in a job ends the process: the other threads would wait forever.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) {
         let barrier = &self.shared.barrier;
         if !self.handles.is_empty() {
@@ -118,10 +119,10 @@ impl Drop for Pool {
 fn work(shared: &Shared, thread: usize) {
     loop {
         shared.gate.wait();
-        // SAFETY: thread 0 wrote it before the meeting above and writes again only after the next one.
+        // SAFETY: thread 0 wrote it before the gate above and writes again only after the next one.
         let Some(job) = (unsafe { *shared.job.get() }) else { return };
         let guard = AbortOnPanic;
-        // SAFETY: `run` keeps the job alive until this thread has met it at the gate below.
+        // SAFETY: `run` keeps the job alive until this thread has reached the gate below.
         unsafe { (*job)(thread, &shared.barrier) };
         std::mem::forget(guard);
         shared.gate.wait();
@@ -177,7 +178,7 @@ mod tests {
         let seen = std::sync::Mutex::new(vec![String::new(); threads + 1]);
         pool.run(&|thread, _| seen.lock().unwrap()[thread] = allowed());
         let seen = seen.into_inner().unwrap();
-        // The caller, what it starts from now on, and threads of other units keep all cores.
+        // The caller, threads that it starts later, and threads of other units keep all cores.
         let later = std::thread::spawn(allowed).join().unwrap();
         assert!([&seen[0], &later, &seen[threads]].into_iter().all(|cores| *cores == before), "{seen:?}");
         let mut pinned = seen[1..threads].to_vec();

@@ -1,4 +1,4 @@
-//! Place of weights: in memory of our own, or in the page cache, mapped; the decision and its result.
+//! Place of weights, in memory of our own or mapped from the page cache: the decision and its result.
 
 pub mod owned;
 pub(crate) mod preload;
@@ -14,12 +14,13 @@ use std::time::Duration;
 /// Place of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
-    /// In memory of our own where there is room for them, else mapped.
+    /// In memory of our own if there is room for them, else mapped.
     #[default]
     Auto,
     /// In memory of our own ([`crate::weights::owned`]), or an error.
     Ram,
-    /// Mapped ([`crate::weights::store::MappedStore`]): shared with other processes, and dropped where memory is short.
+    /// Mapped ([`crate::weights::store::MappedStore`]): shared with other processes, and dropped if memory is
+    /// short.
     Mmap,
 }
 
@@ -28,7 +29,7 @@ const CHOICES: [(&str, Weights); 3] =
     [("auto", Weights::Auto), ("ram", Weights::Ram), ("mmap", Weights::Mmap)];
 
 impl Weights {
-    /// The names that [`Weights::parse`] reads.
+    /// Names of the choices, in their order.
     pub const NAMES: [&str; 3] = [CHOICES[0].0, CHOICES[1].0, CHOICES[2].0];
 
     /// Reads `auto`, `ram` or `mmap`, or the former `own` and `mapped`; `None` for another name.
@@ -42,42 +43,41 @@ impl Weights {
     }
 }
 
-/// Bytes that are left to others where [`Weights::Auto`] takes memory: for the process itself, the file system, and whatever else
-/// begins to run.
+/// Bytes that [`Weights::Auto`] leaves free: for the process itself, the file system, and other programs.
 pub const RESERVE: u64 = 512 << 20;
 
 /// Place of a program's weights, and the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightPlacement {
-    /// Whether in memory of our own; otherwise they are mapped.
+    /// Whether weights are in memory of our own; otherwise they are mapped.
     pub own: bool,
     /// Reason, for people.
     pub why: String,
-    /// Bytes of memory of our own that are set aside for weights.
+    /// Bytes of memory of our own for weights.
     pub bytes: u64,
-    /// Bytes of these that the kernel backs with huge pages; `None` if it does not say.
+    /// Bytes among them that the kernel backs with huge pages; `None` if it does not report them.
     pub huge_bytes: Option<u64>,
-    /// Reader that fills it, for people.
+    /// Reader that fills this memory, for people.
     pub reader: Option<String>,
-    /// From the start until all was there; none as long as it is not.
+    /// Time from the start until all weights were loaded; `None` before that.
     pub took: Option<Duration>,
 }
 
-/// Sequences that are to be held at a time.
+/// Sequences to hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Number of sequences; the slots of the plan at most.
+    /// Number of sequences, at most the slots of the plan.
     pub sequences: usize,
-    /// Tokens of each; those of the context at most.
+    /// Tokens of each, at most the context.
     pub tokens: usize,
 }
 
 impl Demand {
-    /// All that the plan has slots for.
+    /// All slots of the plan, full.
     pub const FULL: Self = Self { sequences: usize::MAX, tokens: usize::MAX };
 }
 
-/// A decision: whether weights lie in memory of our own, and why, for people.
+/// A decision: whether weights are in memory of our own, and the reason, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) own: bool,
@@ -85,13 +85,14 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Decision where experts stay on disk, for the weights beside them.
+    /// Decision for the other weights if experts stay on disk.
     pub(crate) fn under_budget() -> Self {
         Self { own: false, why: "the bundle's memory budget counts them so".to_owned() }
     }
 }
 
-/// Bytes that a run with weights of its own takes: these in huge pages, and what the plan names, with a full KV cache.
+/// Bytes that a run with weights in its own memory takes: the weights in huge pages, and the plan's memory
+/// with a full KV cache.
 pub fn needed(program: &Plan, threads: usize) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let page = HUGE_PAGE as u64;
@@ -103,19 +104,20 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
     sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
 }
 
-/// Refuses a run that may come to need more memory than is `free`: for activations, scratch, and the states of what it means to
-/// hold. The operating system gives memory when it is first written, and ends the process where there is none left. Weights are not counted:
-/// mapped ones can be dropped, and others are taken only where all of this fits beside them ([`choose`]).
+/// Refuses a run that may need more memory than `free` for activations, scratch, and the states of the
+/// demanded sequences. The operating system provides memory at the first write, and ends the process if there
+/// is none left. Weights are not counted: mapped ones can be dropped, and memory of our own is taken only if
+/// all of this fits beside it ([`choose`]).
 ///
 /// # Errors
-/// [`Error::Limit`], with how many sequences there is memory for.
+/// [`Error::Limit`], with the number of sequences that there is memory for.
 pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free: u64) -> Result<()> {
     let model = &program.model;
     let (slots, context) = (model.slots.max(1) as usize, model.max_context.max(1) as usize);
     let (sequences, tokens) = (demand.sequences.clamp(1, slots), demand.tokens.clamp(1, context));
     let of_state = |s: &StateBuf| {
         let one = s.bytes().div_ceil(slots as u64).saturating_mul(sequences as u64);
-        // Caches alone grow with their sequence.
+        // Only caches grow with their sequence.
         let grows = matches!(s.kind, StateKind::Cache);
         if grows { one.div_ceil(context as u64).saturating_mul(tokens as u64) } else { one }
     };
@@ -140,12 +142,13 @@ pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free
     ))
 }
 
-/// Decides for a run that takes `needed` bytes where `available` are there (none: the operating system does not say), the page cache among
-/// them, which has `cached` bytes of all that the run reads. `lazy`: what is not read is not to be loaded.
+/// Decides for a run that takes `needed` of `available` bytes (`None`: not reported by the operating system).
+/// Available memory includes the page cache, which has `cached` bytes of the run's files. `lazy`: weights are
+/// loaded only when they are read.
 ///
 /// # Errors
-/// [`Error::Machine`] if memory of our own is requested by name and there is too little. Where there is enough, but less than
-/// [`RESERVE`] would be left, it is taken as requested.
+/// [`Error::Machine`] if memory of our own is requested by name and there is too little. If there is enough,
+/// but less than [`RESERVE`] would be left, it is taken nevertheless.
 pub(crate) fn choose(
     weights: Weights,
     lazy: bool,
@@ -173,7 +176,7 @@ pub(crate) fn choose(
         (Weights::Auto, Some(available)) => {
             let own = wanted <= available;
             if let Some(cached) = cached.filter(|c| own && wanted.saturating_add(*c) > available) {
-                // A copy would drive out what it is made of, which would then be read from the disk.
+                // A copy would evict its own source from the page cache, which would then be read from disk.
                 let (cached, available) = (size(cached), size(available));
                 let why = format!(
                     "the page cache has {cached} of them, which a copy would drive out: {available} are free"
@@ -188,19 +191,20 @@ pub(crate) fn choose(
     }
 }
 
-/// Of the memory at these addresses, how many bytes are backed by huge pages.
+/// Bytes of the memory at these addresses that are backed by huge pages.
 #[cfg(target_os = "linux")]
 pub(crate) fn huge_bytes(range: Range<usize>) -> Option<u64> {
     sum_of_huge(&std::fs::read_to_string("/proc/self/smaps").ok()?, &range)
 }
 
-/// This system does not say.
+/// Not reported on this operating system.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn huge_bytes(_range: Range<usize>) -> Option<u64> {
     None
 }
 
-/// Sums `AnonHugePages` of the mappings, in the form of `/proc/self/smaps`, that meet a range of addresses.
+/// Sums `AnonHugePages` of the mappings that overlap a range of addresses. `smaps` has the format of
+/// `/proc/self/smaps`.
 #[cfg(target_os = "linux")]
 fn sum_of_huge(smaps: &str, range: &Range<usize>) -> Option<u64> {
     let (mut inside, mut sum) = (false, None);
@@ -218,7 +222,7 @@ fn sum_of_huge(smaps: &str, range: &Range<usize>) -> Option<u64> {
     sum
 }
 
-/// Whether memory that requests huge pages gets one here and now; none if the operating system does not say.
+/// Whether a request for huge pages is granted now; `None` if the operating system does not report it.
 pub(crate) fn gets_huge_pages() -> Option<bool> {
     let region = Region::in_huge_pages("a huge page", HUGE_PAGE as u64).ok()?;
     region.populate(0, region.bytes());

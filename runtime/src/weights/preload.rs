@@ -1,9 +1,9 @@
-//! Mapped weights are requested before they are needed: a thread walks through the files once, in the background.
+//! Preload of mapped weights: a background thread walks through the files once, before they are needed.
 //!
-//! Without it, pages are mapped by faults, a few at a time, whenever a kernel touches the first of them: for as long as
-//! there are experts that no token has chosen yet. It begins after the first token, whose prompt requests most of the weights by
-//! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
-//! its beginning would be gone before its end is there.
+//! Without it, pages are mapped by faults, a few at a time, whenever a kernel first touches them. That goes
+//! on as long as there are experts that no token has chosen yet. Preloading begins after the first token: the
+//! first prompt reads most of the weights anyway, and would have to share the disk. If the files do not fit
+//! into free memory, there is no preload: the first pages would be evicted before the last are read.
 
 #[cfg(target_os = "linux")]
 use crate::platform::available::available;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Bytes that are requested at once; between two such pieces the thread looks whether it is to end.
+/// Bytes of one request; between two requests the thread checks whether to end.
 const PIECE: usize = 4 << 20;
 
-/// Pieces that the disk may begin with before they are waited for.
+/// Pieces that are requested from the disk before they are waited for.
 const AHEAD: usize = 4;
 
-/// The thread. Dropping it ends it, after a piece at most.
+/// The thread. Dropping this ends it, after at most one piece.
 #[derive(Debug)]
 pub(crate) struct Preload {
     stop: Arc<AtomicBool>,
@@ -27,7 +27,8 @@ pub(crate) struct Preload {
 }
 
 impl Preload {
-    /// Begins with the first file; none if all together do not fit into the memory that is free, or no thread can be had.
+    /// Starts with the first file; `None` if the files do not fit into free memory, or no thread can be
+    /// started.
     pub(crate) fn start(files: &Arc<Vec<Option<MappedFile>>>) -> Option<Self> {
         let bytes = files.iter().flatten().map(|m| m.len() as u64).sum();
         if !fits(bytes) {
@@ -57,12 +58,13 @@ impl Drop for Preload {
     }
 }
 
-/// Lets threads that compute go first. Where pages only have to be mapped, it is better done by faults than at their cost;
-/// where they come from disk, this thread sleeps anyway.
+/// Gives threads that compute priority. If pages only have to be mapped, faults are better than slowing those
+/// threads down. If pages come from disk, this thread sleeps anyway.
 #[cfg(target_os = "linux")]
 fn yield_to_others() {
     const NICE: libc::c_int = 15;
-    // SAFETY: a number for the calling thread's own scheduling (0: itself, which on Linux is the thread); it may be refused.
+    // SAFETY: the call only takes numbers, for the priority of the calling thread (0; on Linux it is per
+    // thread). It may be refused.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
 
@@ -70,7 +72,8 @@ fn yield_to_others() {
 #[cfg(not(target_os = "linux"))]
 fn yield_to_others() {}
 
-/// Requests a file from its beginning to its end. These are hints: what the operating system refuses comes by faults.
+/// Requests a file from its beginning to its end. These are hints: pages that the operating system does not
+/// read are mapped by faults.
 fn whole(file: &MappedFile, end: &AtomicBool) {
     for at in (0..file.len()).step_by(PIECE) {
         if end.load(Ordering::Relaxed) {
@@ -100,13 +103,14 @@ fn populate(file: &MappedFile, at: usize, bytes: usize) -> std::io::Result<()> {
     file.map().advise_range(Advice::WillNeed, at, bytes)
 }
 
-/// Whether memory has room for so many bytes of files.
+/// Whether free memory has room for `bytes` bytes of files.
 #[cfg(target_os = "linux")]
 fn fits(bytes: u64) -> bool {
     available().is_some_and(|there| bytes <= there)
 }
 
-/// Always: elsewhere nothing is mapped ahead, only read, which takes memory from no one.
+/// Always true: on other operating systems pages are only read ahead, not mapped, which takes no memory from
+/// other programs.
 #[cfg(not(target_os = "linux"))]
 fn fits(_bytes: u64) -> bool {
     true
@@ -141,7 +145,7 @@ mod tests {
         Preload::start(&files).unwrap().finish();
         assert_eq!(resident(files[0].as_ref().unwrap()), (2 * PIECE + 5000).next_multiple_of(4096));
         assert_eq!(resident(files[2].as_ref().unwrap()), 4096);
-        // Dropped half way, it ends, and lets go of the files.
+        // If dropped half way, the thread ends and releases the files.
         drop(Preload::start(&files));
         assert_eq!(Arc::strong_count(&files), 1);
     }

@@ -15,45 +15,49 @@ use sha2::{Digest as _, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over disk for models that do not fit
-/// in memory.
+/// Source of the addresses of weight segments: memory of our own, mapped files, or a cache over disk for
+/// models that do not fit in memory.
 ///
 /// # Safety
-/// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
-/// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices, or of its rows and their scales where its layout is [`Layout::UpDown`]. All stay the same and readable as long as
-/// the store lives, or until `leave` after a `moves` that was true; where the store has a `load_progress`, bytes may be read from when that has let through what the segment needs, and nothing writes to
-/// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
-/// an expert on disk from when its pager has found it ready until the step is over.
+/// The following holds for every index of [`moec_ir::plan::Plan::segments`]. An address that `segment`
+/// returns is aligned to 64 bytes, and at least the segment's bytes are there. An address that `matrices`
+/// returns is that of a table. The table has an address for each matrix of the segment, or for each of its
+/// rows and their scales if its layout is [`Layout::UpDown`]. All addresses stay the same and readable as
+/// long as the store lives, or until `leave` after a `moves` that was true. If the store has a
+/// `load_progress`, bytes may be read once it has released the pieces that the segment needs; nothing writes
+/// to them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's
+/// pitch is. It is always valid; for an expert on disk, it is valid after its pager has found it ready, until
+/// the step is over.
 pub unsafe trait Store: Send + Sync {
-    /// Address of a segment of the program that the store was opened for; none if its matrices are found by a table only.
+    /// Address of a segment of the program that the store was opened for; `None` if its matrices are reached
+    /// only through a table.
     fn segment(&self, index: u32) -> Option<Addr>;
     /// Address of the table of a segment's matrices.
     fn matrices(&self, index: u32) -> Option<Addr>;
     /// Bytes of weights that the store serves.
     fn bytes(&self) -> u64;
-    /// Begins to load in the background what was not requested yet.
+    /// Begins to load in the background the weights that were not requested yet.
     fn preload(&mut self) {}
     /// Load progress to wait for before a segment is read; `None` if all may be read from the start.
     fn load_progress(&self) -> Option<&LoadProgress> {
         None
     }
-    /// Whether weights have other addresses from now on. The ones before stay readable until [`Store::leave`].
+    /// Whether weights have new addresses from now on. The old ones stay readable until [`Store::leave`].
     ///
     /// # Errors
-    /// A file that is not the one of the build any more. Weights that cannot be read once more stay where they are.
+    /// A file that is no longer the one of the build. Weights that cannot be read again stay where they are.
     fn moves(&mut self) -> Result<bool> {
         Ok(false)
     }
-    /// No caller has addresses any more that were given before [`Store::moves`] was true.
+    /// Releases the old weights: no caller uses addresses from before [`Store::moves`] was true.
     fn leave(&mut self) {}
-    /// Waits until weights are where they are to stay, but for `moves`, which says what came of it.
+    /// Waits until weights are at their final place; a call of `moves` must follow, which returns the result.
     fn settle(&mut self) {}
-    /// Warning about the place of the weights, once.
+    /// Takes the warning about the place of the weights, if there is one.
     fn warning(&mut self) -> Option<String> {
         None
     }
-    /// Memory that it holds, its own or not.
+    /// Place of the weights that it holds.
     fn held(&self) -> WeightPlacement {
         WeightPlacement::default()
     }
@@ -72,7 +76,7 @@ pub enum CheckLevel {
 }
 
 impl CheckLevel {
-    /// Whether the content of a file of so many bytes is checked.
+    /// Whether the content of a file of `bytes` bytes is checked.
     pub(crate) fn hashes(self, bytes: u64) -> bool {
         self == Self::All || (self == Self::Small && bytes <= SMALL_FILE)
     }
@@ -81,10 +85,10 @@ impl CheckLevel {
 /// Largest file whose content is checked at every start, in bytes.
 pub const SMALL_FILE: u64 = 64 << 20;
 
-/// Weight files mapped into memory, read-only. Pages come from disk when a kernel first reads them, or before it
-/// ([`Store::preload`]).
+/// Weight files mapped into memory, read-only. Pages are read from disk when a kernel first uses them, or
+/// before ([`Store::preload`]).
 ///
-/// Shortening a file under a running program ends the process with a message ([`crate::platform::mapped`]).
+/// If a file is truncated during the run, the process ends with a message ([`crate::platform::mapped`]).
 #[derive(Debug)]
 pub struct MappedStore {
     // Held so that the addresses stay valid.
@@ -102,8 +106,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Those of the segments that `wanted` names by their indices. `place` gives the first byte of a segment that ends before
-    /// the given offset in its file, or none where the file does not go so far.
+    /// Addresses of the segments whose indices `wanted` accepts. `place` returns the first byte of a segment
+    /// that ends before the given offset in its file, or `None` if the file is shorter.
     ///
     /// # Errors
     /// [`Error::Bundle`] for a segment outside of its file.
@@ -124,7 +128,7 @@ impl Addresses {
                 .and_then(|end| place(s, end))
                 .ok_or_else(|| Error::plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
-            // Inside of the range: the last of them ends with it.
+            // Inside of the range: the last matrix ends with it.
             let (matrices, rows, _) = s.extents();
             let rows = rows as usize;
             let too_large = |_| Error::plan(format!("segment {i} is larger than memory can be"));
@@ -164,17 +168,17 @@ impl Addresses {
 }
 
 impl MappedStore {
-    /// Checks the files of the bundle and maps those that hold segments. Others are checked for damage alone: what reads them
-    /// compares what it has read ([`crate::bundle::BundleReader`]).
+    /// Checks the files of the bundle and maps those with segments. For other files this only finds damage
+    /// early: their readers compare the bytes again ([`crate::bundle::BundleReader`]).
     ///
     /// # Errors
-    /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
-    /// outside of its file; what the operating system refuses.
+    /// A file that is missing, or has another size or other content (as far as `check` says); a segment
+    /// outside of its file; an operation that the operating system refuses.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel) -> Result<Self> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
     }
 
-    /// As [`MappedStore::open`], of files that are open, with those segments only that `wanted` names by their indices.
+    /// As [`MappedStore::open`], for open files, and only with the segments whose indices `wanted` accepts.
     ///
     /// # Errors
     /// As [`MappedStore::open`].
@@ -208,8 +212,8 @@ impl MappedStore {
     }
 }
 
-// SAFETY: every address lies in a mapping that the store holds, page-aligned plus an offset that
-// the verifier has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`). Tables are never
+// SAFETY: every address is in a mapping that the store holds: page-aligned, plus an offset that the verifier
+// has found to be a multiple of 64. The segment's bytes are inside of the mapping (`open`). Tables are never
 // changed; an address is as large as a pointer.
 unsafe impl Store for MappedStore {
     fn segment(&self, index: u32) -> Option<Addr> {

@@ -1,5 +1,5 @@
-//! A small model whose kernels are Rust functions and whose numbers are exact, so that every split into
-//! chunks, slots and threads must give the same logits to the bit.
+//! A small model whose kernels are Rust functions and whose numbers are exact. Every split into chunks, slots
+//! and threads must give bit-identical logits.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all for one reason: a kernel trusts its arguments")]
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 pub(crate) const V: usize = 260;
 /// Token that ends a text.
 pub(crate) const EOS: u32 = 257;
-/// Token that begins one.
+/// Token that begins a text.
 pub(crate) const BOS: u32 = 256;
 pub(crate) const CTX: usize = 64;
 pub(crate) const SLOTS: usize = 3;
@@ -26,12 +26,12 @@ pub(crate) const E: usize = 6;
 pub(crate) const K: usize = 2;
 /// Experts per token of little entry points.
 pub(crate) const LITTLE: usize = 1;
-/// Elements between rows of the logits: not the vocabulary size.
+/// Elements from one row of the logits to the next: not the vocabulary size.
 pub(crate) const STRIDE: usize = 272;
 /// Rows that the attention kernel takes at a time.
 const BLOCK: usize = 3;
 
-/// Number that a router adds to its choice: tests set it to make one up that does not exist.
+/// Number that a router adds to its choice: tests set it to get an expert that does not exist.
 pub(crate) static BAD_CHOICE: AtomicI32 = AtomicI32::new(0);
 
 /// Weight of token `v` in the head.
@@ -44,12 +44,12 @@ pub(crate) fn expert(e: usize) -> f32 {
     (e * e + 3) as f32
 }
 
-/// Logits after `seq`: what the plan's steps compute, in one go.
+/// Logits after `seq`, computed as by the plan's steps.
 pub(crate) fn reference(seq: &[u32]) -> Vec<f32> {
     reference_with(seq, K)
 }
 
-/// Logits with only so many of a token's experts.
+/// Logits with only the first `experts` of a token's experts.
 pub(crate) fn reference_with(seq: &[u32], experts: usize) -> Vec<f32> {
     let mix = mix(seq);
     let y: f32 = choices(mix)[..experts].iter().map(|&e| expert(e) * (mix % 97) as f32).sum();
@@ -197,7 +197,7 @@ pub(crate) fn resolve(symbol: &str) -> Option<KernelFn> {
     })
 }
 
-/// Symbols, and which argument each writes.
+/// Symbols, and the argument that each writes.
 const KERNELS: [(&str, usize); 8] = [
     ("store_ids", 0),
     ("attend", 3),
@@ -280,7 +280,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 8, places: vec![], steps }
 }
 
-/// The plan of the model with these entry points: (kind, output rows).
+/// Plan of the model with these entry points: (kind, output rows).
 pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
     let weights = weights();
     let segment = |name: &str, offset: usize, n: usize| Segment {
@@ -364,10 +364,10 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
     }
 }
 
-/// γ of the plan, where it has little entry points.
+/// γ of the plan, if it has little entry points.
 pub(crate) const GAMMA: f32 = 0.625;
 
-/// [`ENTRIES`] with little ones.
+/// [`ENTRIES`] with little entry points.
 pub(crate) const BIG_LITTLE: [(EntryKind, u32); 6] =
     [ENTRIES[0], ENTRIES[1], ENTRIES[2], ENTRIES[3], (EntryKind::Little(1), 1), (EntryKind::Little(2), 2)];
 
@@ -383,7 +383,7 @@ pub(crate) fn program(entries: &[(EntryKind, u32)]) -> Program {
     Program::new(plan(entries), &resolve).unwrap()
 }
 
-/// A bundle's files.
+/// A folder with a bundle's files.
 pub(crate) fn bundle() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("weights")).unwrap();
@@ -391,7 +391,7 @@ pub(crate) fn bundle() -> tempfile::TempDir {
     dir
 }
 
-/// Runs a test on an engine with so many threads.
+/// Runs a test on an engine with `threads` threads.
 pub(crate) fn with_engine(entries: &[(EntryKind, u32)], threads: usize, test: impl FnOnce(&mut Engine<'_>)) {
     let dir = bundle();
     test(&mut open(&program(entries), dir.path(), threads));
@@ -403,7 +403,7 @@ pub(crate) fn open<'p>(p: &'p Program, bundle: &Path, threads: usize) -> Engine<
 
 /// A byte-level tokenizer whose ids are the bytes.
 pub(crate) fn tokenizer() -> String {
-    // GPT-2's printable stand-ins for bytes.
+    // GPT-2's printable characters for bytes.
     let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut next = 256;
     let mut vocab = serde_json::Map::new();

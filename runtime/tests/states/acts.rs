@@ -1,4 +1,4 @@
-//! Any acts in any order, against plain sequences.
+//! Any operations in any order, compared with plain sequences.
 
 use crate::common::{self, CTX, SLOTS};
 use crate::toy::{ToyToken, full, reference, ring, sequence, toy, windowed};
@@ -7,11 +7,12 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
 
-/// Operation on a slot: which act, the slot, a position and a number.
+/// Operation on a slot: its kind, the slot, a position and a number.
 type Act = (u8, usize, usize, usize);
 
-/// Does acts on an engine and on plain sequences. Whatever is not refused gives the logits of the plain sequence; whatever is
-/// refused has changed nothing. Gives how often a sequence went back, and how often that was refused.
+/// Applies operations to an engine and to plain sequences. An accepted operation gives the logits of the
+/// plain sequence; a refused one changes nothing. Returns how often a sequence went back, and how often that
+/// was refused.
 fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) -> [usize; 2] {
     let dir = common::bundle();
     let engine = &mut common::open(program, dir.path(), 1);
@@ -20,7 +21,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
     for &(act, slot, at, n) in acts {
         let (slot, to) = (slot % SLOTS, at % SLOTS);
         let (len, s) = (seqs[slot].len(), slot as u32);
-        // Often on from the end, where most of the acts are of interest.
+        // Often from the end, where most of the operations are of interest.
         let pos = if act.is_multiple_of(2) { len } else { at % (len + 1) };
         let ids = sequence((1 + n % 19).min(CTX - pos), n);
         let (mut seen, first) = (Vec::new(), *ids.first().unwrap_or(&0));
@@ -44,7 +45,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
             }
             5 if at.is_multiple_of(2) => engine.rewind(s, pos),
             5 => {
-                // An edit: to the furthest snapshot before it, which is always there.
+                // An edit: back to the furthest snapshot before it, which always exists.
                 let keep = engine.resumes(s, pos);
                 assert!(keep <= pos && (keep == pos || engine.rewind(s, pos).is_err()));
                 next.truncate(keep);
@@ -68,7 +69,8 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
         let refused = done.is_err();
         match done {
             Ok(()) => seqs[slot] = next,
-            // Every state can go back to nothing; snapshots are of all that is there, and the little model requests their room.
+            // Every state can go back to an empty sequence. Snapshots cover all tokens of a slot, and the
+            // little model needs room for them.
             Err(e) => {
                 let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6 | 7));
                 assert!(by_name, "{act} {slot} {pos}: {e}");
@@ -87,7 +89,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
     back
 }
 
-/// Nothing is silently wrong, in whatever order.
+/// No order of operations gives a wrong result without an error.
 #[test]
 fn any_acts_are_exact_or_refused() {
     let acts = prop::collection::vec((0..18_u8, 0..SLOTS, 0..CTX, 0..1000_usize), 1..120);

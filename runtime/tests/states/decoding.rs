@@ -1,11 +1,12 @@
-//! Draft tokens, big-little decoding and best-of-N where tokens are taken back.
+//! Draft tokens, big-little decoding and best-of-N with tokens that are taken back.
 
 use crate::common::{self, SLOTS, V};
 use crate::toy::{GAMMA, ToyToken, fill, full, reference, said, sequence, toy, toy_with, with_toy};
 use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_of, generate};
 
-/// Draft tokens that do not count are taken back: the state goes to where they begin, and takes in again what counts.
+/// Rejected draft tokens are taken back: the state goes back to the first draft token, and reads the accepted
+/// ones again.
 #[test]
 fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
     let (dir, program) = (common::bundle(), toy_with("head_of_few", 2));
@@ -23,7 +24,7 @@ fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
         assert_eq!(by_draft_tokens.0.ids, plain.0.ids);
         (kept, drafted) = (kept + by_draft_tokens.1.accepted, drafted + by_draft_tokens.1.draft_tokens);
     }
-    // Enough of either that chance does not decide.
+    // Enough of both that chance does not decide.
     assert!(kept >= 20 && drafted - kept >= 20, "{kept} of {drafted}");
 }
 
@@ -43,7 +44,8 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     );
 }
 
-/// Result of decoding a sequence by the rule: the tokens as they were taken in, and how often the full model was called.
+/// Result of decoding a sequence by the rule: the tokens with the model that read each, and the number of
+/// calls of the full model.
 fn continuation(prompt: &[u32], n: usize, gamma: f32) -> (Vec<ToyToken>, usize) {
     let (mut seq, mut fallbacks) = (full(prompt), 0);
     let mut after = reference(&seq);
@@ -99,7 +101,7 @@ fn sequences_of_best_of_n_are_those_of_single_runs() {
     with_toy(1, |engine| {
         for gamma in [GAMMA, 1.0] {
             let decoder = |e: &Engine<'_>| Decoder::big_little(e.program(), gamma).unwrap();
-            // What slots held before is of no matter.
+            // Earlier content of slots does not matter.
             for slot in 0..SLOTS as u32 {
                 fill(engine, slot, 0, &sequence(11, slot as usize)).unwrap();
                 engine.snapshot(slot).unwrap();

@@ -1,4 +1,4 @@
-//! States that fold tokens: what goes on from them is exact, and what is missing is named.
+//! States that fold tokens: continuations are exact, and errors name the missing state.
 
 use crate::common::SLOTS;
 use crate::toy::{BUILD, GO_BACK, check_decode, fill, full, reference, said, sequence, with_toy};
@@ -10,7 +10,7 @@ fn prompts_in_any_chunks_and_tokens_are_the_recurrence() {
     with_toy(0, |engine| {
         let seqs: Vec<Vec<u32>> = (0..SLOTS).map(|s| sequence(40, s)).collect();
         for (slot, seq) in seqs.iter().enumerate() {
-            // In chunks of 16 and 4, then on from where it ended.
+            // In chunks of 16 and 4, then a continuation from the end.
             for (from, to) in [(0, 21), (21, 24)] {
                 engine
                     .prefill(slot as u32, from, &seq[from..to], Want::All, &mut |pos, l| {
@@ -40,7 +40,7 @@ fn a_sequence_begins_as_zeros() {
         assert!(engine.is_empty(1));
         fill(engine, 1, 0, &second[..6]).unwrap();
         check_decode(engine, 1, &second);
-        // Without a reset, by a prompt that begins at 0, by a token, and by going back to nothing.
+        // Without a reset: by a prompt that begins at 0, by a token, and by going back to an empty sequence.
         fill(engine, 1, 0, &first[..8]).unwrap();
         check_decode(engine, 1, &first);
         check_decode(engine, 1, &second[..1]);
@@ -72,9 +72,9 @@ fn what_has_no_room_does_not_go_back() {
         ] {
             assert_eq!(said(&e), format!("{keep} | {BUILD}"));
         }
-        // Where the little model does not run nothing goes back.
+        // If the little model does not run, no sequence goes back.
         Decoder::big_little(engine.program(), 1.0).unwrap();
-        // A batch is refused as a whole, and what was refused has changed nothing.
+        // A batch is refused as a whole, and a refusal changes nothing.
         fill(engine, 1, 0, &seq[..3]).unwrap();
         let batch = [(1, 3, seq[3]), (0, 5, 1)];
         assert!(matches!(engine.decode(&batch, &mut |_, _| Ok(())), Err(Error::State { .. })));
@@ -111,7 +111,7 @@ fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
         ] {
             assert_eq!(said(&e), format!("{dirty} | {GO_BACK}"));
         }
-        // From the beginning, or from a snapshot of where the call began.
+        // From the beginning, or from a snapshot at the start of the call.
         fill(engine, 0, 0, &seq[..5]).unwrap();
         engine.snapshot(0).unwrap();
         fail(engine, 5);

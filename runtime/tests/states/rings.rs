@@ -1,4 +1,4 @@
-//! Rings go back as far as they hold what is seen.
+//! Rings go back as far as they hold the positions that are seen.
 
 use crate::common;
 use crate::toy::{fill, full, ring, said, sequence, windowed};
@@ -28,14 +28,14 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
         };
         engine.decode(&[(0, at, ids[at])], sink).unwrap();
     }
-    // Positions up to 17 are gone, and from 22 on no row sees them.
+    // Positions up to 17 are overwritten, and no row from 22 on sees them.
     let refused = "state `layers.0.k` (ring) cannot rewind slot 0 from 40 tokens to 21: it has overwritten what is seen from \
                    there, 22 is the least | give the sequence again from its beginning";
     assert_eq!(said(&engine.rewind(0, 21).unwrap_err()), refused);
     assert_eq!(said(&check(engine, 0, 21, 30).unwrap_err()), refused);
     engine.fork(0, 1, 40).unwrap();
     engine.rewind(0, 30).unwrap();
-    // What was overwritten does not come back with a shorter sequence, nor in a copy.
+    // Overwritten positions do not come back with a shorter sequence, nor in a copy.
     for slot in [0, 1] {
         assert!(matches!(engine.rewind(slot, 21), Err(Error::State { .. })));
         engine.rewind(slot, 22).unwrap();
@@ -46,7 +46,7 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
     check(engine, 0, 1, 21).unwrap();
 }
 
-/// A token that is decoded again is one step back, which every ring can.
+/// A token that is decoded again is one step back, which every ring supports.
 #[test]
 fn a_ring_takes_a_token_twice() {
     let (dir, program) = (common::bundle(), ring());

@@ -5,7 +5,8 @@ use crate::toy::{check_decode, fill, ring, sequence, toy};
 use moec_runtime::Error;
 use moec_runtime::kv::saved::{Saved, save};
 
-/// Every kind of state comes back from a file as it was; where one cannot go back, the file's end is where it goes on.
+/// Every kind of state is restored from a file as it was. A state that cannot go back continues at the file's
+/// end.
 #[test]
 fn saved_states_of_every_kind_go_on() {
     let dir = common::bundle();
@@ -42,7 +43,8 @@ fn saved_states_of_every_kind_go_on() {
                 .unwrap();
         }
         assert!(got == want && got.len() == 3);
-        // What a ring has overwritten is not there in the file either; a recurrence goes back to its snapshots.
+        // Positions that a ring has overwritten are not in the file either; a recurrence goes back to its
+        // snapshots.
         assert!(matches!(engine.rewind(2, 3), Err(Error::State { .. })));
         if snapshots {
             assert_eq!([9, 15, 25].map(|most| engine.resumes(2, most)), [0, 10, 20]);
@@ -54,7 +56,7 @@ fn saved_states_of_every_kind_go_on() {
     }
 }
 
-/// A file that says of its snapshots what cannot be.
+/// A file with impossible positions of snapshots.
 #[test]
 fn saved_snapshots_are_checked() {
     let (dir, program) = (common::bundle(), toy(2));

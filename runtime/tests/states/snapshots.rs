@@ -1,4 +1,4 @@
-//! Snapshots: a sequence goes back to them exactly, in the slot of another, too.
+//! Snapshots: a sequence goes back to them exactly, also in another slot.
 
 use crate::common;
 use crate::toy::{GO_BACK, check_decode, fill, resolve, said, sequence, toy, with_toy};
@@ -21,11 +21,11 @@ fn snapshots_bring_a_sequence_back_exactly() {
         let other = [&seq[..6], &[200, 100]].concat();
         check_decode(engine, 0, &other[..7]);
         check_decode(engine, 0, &other);
-        // A snapshot stays for a second time, and a prompt goes back to it as `rewind` does.
+        // A snapshot can be used again, and a prompt goes back to it as `rewind` does.
         fill(engine, 0, 6, &seq[6..9]).unwrap();
         check_decode(engine, 0, &seq[..10]);
         engine.rewind(0, 3).unwrap();
-        // What was kept of later positions is of another sequence now.
+        // Snapshots of later positions belong to the old sequence now.
         let third = [&seq[..3], &sequence(8, 5)].concat();
         fill(engine, 0, 3, &third[3..10]).unwrap();
         let e = engine.rewind(0, 6).unwrap_err();
@@ -43,7 +43,7 @@ fn snapshots_bring_a_sequence_back_exactly() {
 
 #[test]
 fn the_earliest_of_equal_snapshots_goes_where_there_is_no_room() {
-    // Room for three, whichever slots they are of.
+    // Room for three snapshots, of any slots.
     with_toy(1, |engine| {
         let seq = sequence(12, 4);
         for to in [2, 4, 6, 8] {
@@ -83,10 +83,11 @@ fn a_fork_goes_its_own_way() {
         let [a, b] = [5, 250].map(|id| [&seq[..], &[id]].concat());
         check_decode(engine, 0, &a);
         check_decode(engine, 1, &b);
-        // The snapshot was of what the slot held before.
+        // The snapshot was of the slot's earlier sequence.
         let e = engine.rewind(1, 8).unwrap_err();
         assert!(e.to_string().ends_with("from 9 tokens to 8: there is no snapshot"), "{e}");
-        // A copy of a beginning, while the other goes on; they share the snapshot, until the last of them has left it.
+        // A copy of a beginning, while the other sequence continues. They share the snapshot until neither
+        // uses it.
         engine.snapshot(0).unwrap();
         let long = [&a[..], &[77, 78]].concat();
         fill(engine, 0, 9, &[77, 78]).unwrap();
@@ -108,7 +109,7 @@ fn a_fork_goes_its_own_way() {
     });
 }
 
-/// A snapshot of caches alone is a number.
+/// A snapshot of caches is only a length.
 #[test]
 fn caches_go_back_by_their_length() {
     common::with_engine(&common::BIG_LITTLE, 2, |engine| {
@@ -130,7 +131,7 @@ fn caches_go_back_by_their_length() {
     });
 }
 
-/// States of different room go back as far as the one with the least, which the refusal names.
+/// States with different room for snapshots go back as far as the one with the least; the error names it.
 #[test]
 fn the_state_with_the_least_room_is_named() {
     let dir = common::bundle();

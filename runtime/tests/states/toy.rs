@@ -16,7 +16,8 @@ pub(crate) const WIDTH: usize = 3;
 /// Positions that attention over the ring sees, and that the ring holds.
 pub(crate) const WINDOW: usize = 5;
 pub(crate) const RING: usize = 22;
-/// Tokens that the head of few chooses among: not 0, which leaves the sum of ids as it is, and so would follow itself for good.
+/// Tokens that the head with `FEW` chooses from. 0 is not among them: it leaves the sum of ids unchanged, and
+/// so would repeat forever.
 const OFTEN: std::ops::RangeInclusive<usize> = 1..=3;
 /// γ of big-little decoding, at which some tokens are kept and some are not.
 pub(crate) const GAMMA: f32 = 0.5;
@@ -28,16 +29,16 @@ pub(crate) fn embed(id: u32, c: usize) -> f32 {
     ((id as usize * (7 + 2 * c) + 3 * c) % 31) as f32 / 4.0
 }
 
-/// Input of the recurrence for a token; the little model takes it for another one.
+/// Input of the recurrence for a token; the little model has another one.
 pub(crate) fn input(id: u32, little: bool, c: usize) -> f32 {
     embed(if little { id + 1 } else { id }, c)
 }
 
-/// A token, and whether the little model has taken it in.
+/// A token, and whether the little model has read it.
 pub(crate) type ToyToken = (u32, bool);
 
-/// Logits after a sequence, from the definitions: a recurrence `S = S / 2 + (r + 1) · x`, a causal convolution of `x`, and
-/// a sum over all ids.
+/// Logits after a sequence, from the definitions: a recurrence `S = S / 2 + (r + 1) · x`, a causal
+/// convolution of `x`, and a sum of all ids.
 pub(crate) fn reference(seq: &[ToyToken]) -> Vec<f32> {
     let mut s = [[0f32; C]; R];
     for &(id, little) in seq {
@@ -135,7 +136,8 @@ pub(crate) unsafe extern "C" fn slide<const LITTLE: bool>(
     }
 }
 
-/// `[h, rows, logits]`, item = output row. `FEW`: tokens of [`OFTEN`] alone are chosen, so that text repeats itself.
+/// `[h, rows, logits]`, item = output row. `FEW`: only tokens of [`OFTEN`] are chosen, so that text repeats
+/// itself.
 pub(crate) unsafe extern "C" fn head<const FEW: bool>(
     a: *const *mut u8,
     _n: i64,
@@ -207,7 +209,7 @@ pub(crate) fn entry(kind: EntryKind, out_rows: u32, states: u32) -> Entry {
     Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 5, places: vec![], steps: vec![advance, head] }
 }
 
-/// The toy, with room for so many snapshots for each slot.
+/// The toy, with room for `snapshots` snapshots for each slot.
 pub(crate) fn toy(snapshots: u32) -> Program {
     toy_with("head", snapshots)
 }
@@ -222,7 +224,7 @@ pub(crate) fn toy_with(head: &str, snapshots: u32) -> Program {
     program(states, ["advance", "little_advance", head])
 }
 
-/// The toy with a ring alone.
+/// The toy with only a ring.
 pub(crate) fn ring() -> Program {
     let kind = StateKind::Ring { window: WINDOW as u32 };
     program(vec![state("layers.0.k", [SLOTS, 1, RING, 1], kind, 0)], ["slide", "little_slide", "head"])
@@ -271,7 +273,7 @@ pub(crate) fn full(ids: &[u32]) -> Vec<ToyToken> {
     ids.iter().map(|&id| (id, false)).collect()
 }
 
-/// Decodes one token, and holds its logits against the reference for `ids`, which end with it.
+/// Decodes one token, and compares its logits with the reference for `ids`, which end with it.
 #[track_caller]
 pub(crate) fn check_decode(engine: &mut Engine<'_>, slot: u32, ids: &[u32]) {
     let (&last, before) = ids.split_last().unwrap();

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Function of a command, which gets its argument.
 type Do = fn(&mut Conversation<'_, '_, '_>, &str, &mut Io<'_>) -> Result<(), Failure>;
 
-/// Name, what stands after it, what it does, and how.
+/// Name, argument, description and function of each command.
 const COMMANDS: &[(&str, &str, &str, Do)] = &[
     ("help", "", "this list", help),
     ("reset", "", "start a new conversation with the same system message", reset),
@@ -51,7 +51,7 @@ fn help(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result
     Ok(())
 }
 
-/// Everything that `/set` sets, in words.
+/// All settings of `/set`, in words.
 fn settable(chat: &Conversation<'_, '_, '_>) -> Result<String> {
     let names: Vec<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
     let variables = match chat.template.variables()? {
@@ -84,15 +84,15 @@ fn regenerate(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> 
     done
 }
 
-/// Sets an option of sampling; whether the text is a value of its kind.
+/// Sets a sampling option; returns whether the text is a valid value.
 type Set = fn(&mut Sampling, &str) -> bool;
 
-/// Puts a value into a place, if the text is one.
+/// Stores a value, if the text is one.
 fn put<T: std::str::FromStr>(place: &mut T, text: &str) -> bool {
     text.parse().map(|value| *place = value).is_ok()
 }
 
-/// Options of sampling that `/set` knows.
+/// Sampling options of `/set`.
 const OPTIONS: &[(&str, Set)] = &[
     ("temperature", |s, v| put(&mut s.temperature, v)),
     ("top_p", |s, v| put(&mut s.top_p, v)),

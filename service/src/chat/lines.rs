@@ -7,31 +7,31 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::path::PathBuf;
 
-/// Most bytes of a line from standard input.
+/// Maximum number of bytes of a line from standard input.
 const LONGEST: usize = 16 << 20;
 
 /// One line.
 pub(super) enum Line {
     /// The text.
     Text(String),
-    /// An empty one, or an interrupt while it was written.
+    /// An empty line, or an interrupt while it was written.
     Nothing,
-    /// One that is not a text.
+    /// A line that is not valid text.
     Invalid(Failed),
-    /// There are no more.
+    /// The end of the lines.
     End,
 }
 
 /// A source of lines.
 pub(super) enum Lines {
-    /// A terminal, with where its history is kept.
+    /// A terminal, with the path of its history.
     Terminal(Box<DefaultEditor>, Option<PathBuf>),
-    /// Standard input; the bytes of it that were read and not taken.
+    /// Standard input, with the bytes that were read and not yet used.
     Piped(Vec<u8>),
 }
 
 impl Lines {
-    /// Those of a terminal where standard input is one.
+    /// Opens the lines of a terminal if standard input is one, else of standard input.
     pub(super) fn open(io: &Io<'_>) -> Result<Self> {
         if io.input.is_some() {
             return Ok(Self::Piped(Vec::new()));
@@ -40,19 +40,19 @@ impl Lines {
             DefaultEditor::new().map_err(|e| Error::new(format!("cannot use the terminal: {e}")))?;
         let path = history();
         if let Some(path) = &path {
-            // There is none yet, or it cannot be read: then the history begins here.
+            // If there is no history yet, or it cannot be read, a new one begins.
             let _ = editor.load_history(path);
         }
         Ok(Self::Terminal(Box::new(editor), path))
     }
 
-    /// Whether they come from a terminal.
+    /// Whether the lines come from a terminal.
     pub(super) fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal(..))
     }
 
-    /// Whether an error ends the conversation, and not one line alone: an output that cannot be written, or an interrupt without a
-    /// terminal, where no prompt follows.
+    /// Whether an error ends the conversation, not only one line: an output that cannot be written, or an
+    /// interrupt without a terminal, where no prompt follows.
     pub(super) fn ends_with(&self, error: &Failed) -> bool {
         matches!(error, Failed::Output(_)) || matches!(error, Failed::Interrupted) && !self.is_terminal()
     }
@@ -104,7 +104,7 @@ fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
     Ok(if text.trim().is_empty() { Line::Nothing } else { Line::Text(text.to_owned()) })
 }
 
-/// Path of the history: in the user's folder for state (XDG).
+/// Path of the history: in the user's state folder (XDG).
 fn history() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 /// The subcommand.
 pub(crate) const SUBCOMMAND: More = More { command, run };
 
-/// A conversation that is loaded.
+/// Limit of a file with a conversation.
 const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
 
 /// Hold a conversation, in the terminal or line by line
@@ -89,7 +89,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let grammar = args.grammar.read()?;
     let grammars = grammar.as_ref().map(|_| Grammars::open(&files, context.program)).transpose()?;
     if let (Some(grammars), Some(grammar)) = (&grammars, &grammar) {
-        // One that cannot be used is refused before weights are opened.
+        // An invalid grammar is refused before weights are opened.
         grammars.constraint(grammar)?;
     }
     let mut engine = context.open(&args.common, &files, Demand::FULL)?;
@@ -149,17 +149,17 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     if lines.is_terminal() || failed == 0 {
         return Ok(());
     }
-    // A script learns it from the exit status.
+    // A script learns of failed lines from the exit status.
     let lines = if failed == 1 { "1 line".to_owned() } else { format!("{failed} lines") };
     Err(Error::new(format!("{lines} of standard input failed")).into())
 }
 
-/// The template that is requested, or the bundle's own.
+/// The requested template, or the bundle's own.
 fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) -> Result<Template> {
     let own = Templates::open(files)?;
     let Some(path) = file else {
         let own = own.map(|own| own.choose(false)).transpose()?;
-        // One that is not a template is an error at the start.
+        // An invalid template is an error at the start.
         own.iter().try_for_each(|own| own.check()?.map_or(Ok(()), Err))?;
         return own.ok_or_else(|| {
             Error::new(
@@ -176,8 +176,8 @@ fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) ->
     Template::new(&source, &own.map(|own| own.tokens).unwrap_or_default())
 }
 
-/// Syntax of answers. The output of a grammar is text from its first token on, whatever the prompt has begun, unless the grammar itself
-/// writes reasoning or calls.
+/// Syntax of answers. With a grammar, the output is text from its first token on, independent of the prompt,
+/// unless the grammar itself writes reasoning or calls.
 fn syntax(template: &Template, grammar: Option<&Grammar>) -> &'static Syntax {
     let own = Syntax::of(template.source());
     let writes = match grammar {
@@ -188,7 +188,7 @@ fn syntax(template: &Template, grammar: Option<&Grammar>) -> &'static Syntax {
     if writes { own } else { Syntax::text_alone() }
 }
 
-/// A conversation, and what answers it.
+/// A conversation, with the session that answers it.
 struct Conversation<'a, 'e, 'p> {
     template: Template,
     syntax: &'static Syntax,
@@ -198,20 +198,20 @@ struct Conversation<'a, 'e, 'p> {
     ends: &'a [u32],
     max: usize,
     how: Sampling,
-    /// Of the next answer: each has one of its own.
+    /// Seed of the next answer: each answer has its own.
     seed: u64,
     stop: Vec<String>,
     n: Option<usize>,
     vars: Map<String, Value>,
     messages: Vec<Message>,
-    /// The first message, after that of the system, of which the model is still told.
+    /// The first message after the system prompt that the model still gets.
     first: usize,
     json: bool,
     quiet: bool,
 }
 
 impl Conversation<'_, '_, '_> {
-    /// Begins anew.
+    /// Begins a new conversation.
     fn reset(&mut self, system: Option<String>) {
         self.messages.clear();
         self.first = 0;
@@ -223,7 +223,7 @@ impl Conversation<'_, '_, '_> {
         self.messages.first().filter(|m| m.role == "system").map(|m| m.content.clone())
     }
 
-    /// Says something, and prints the answer. What is not answered is not said.
+    /// Sends a message, and prints the answer. A message without an answer is removed.
     fn say(&mut self, line: String, io: &mut Io<'_>) -> Result<(), Failure> {
         self.messages.push(Message::new("user", line));
         let done = self.answer(io);
@@ -248,7 +248,8 @@ impl Conversation<'_, '_, '_> {
         format!("sampling: temperature {temperature}{cuts}; seed {}", self.seed)
     }
 
-    /// The prompt of the messages of which the model is told, and how many tokens the context has left.
+    /// The prompt of the messages that the model still gets, and the number of tokens that the context has
+    /// left.
     fn render(&self) -> Result<(Prompt, usize)> {
         let system = usize::from(self.system().is_some());
         let shown = self.messages.iter().enumerate().filter(|(i, _)| *i < system || *i >= self.first);
@@ -264,7 +265,8 @@ impl Conversation<'_, '_, '_> {
         Ok((prompt, left))
     }
 
-    /// The prompt. Where the context is full the oldest turns are left out from then on, so many that several answers have room.
+    /// The prompt. If the context is full, the oldest turns are left out from then on, so that several
+    /// answers have room.
     fn prompt(&mut self, io: &mut Io<'_>) -> Result<(Prompt, usize)> {
         let before = self.first;
         let mut wanted = self.n.unwrap_or(self.max).min(self.max / 8).max(1);
@@ -287,7 +289,7 @@ impl Conversation<'_, '_, '_> {
             return Err(Error::new(what).hint("shorten it, or start a new conversation with `/reset`"));
         }
         if self.first > before {
-            // All that are left out, so that each note has a larger number.
+            // Counts all turns that are left out, so that each note has a larger number.
             let out = self.messages[..self.first].iter().filter(|m| m.role == "user").count();
             let turns = if out == 1 { "turn".to_owned() } else { format!("{out} turns") };
             io.note(&format!("note: the context is full: the model no longer sees the oldest {turns}"));
@@ -362,19 +364,19 @@ impl Conversation<'_, '_, '_> {
     }
 }
 
-/// An answer as it is said: from tokens to text, up to a stop string, and what the text means.
+/// An answer in progress: converts tokens to text, up to a stop string, and parses the text.
 struct Said<'a> {
     stream: Option<TextStream<'a>>,
     stops: Stops,
     parser: Option<Parser>,
     message: Message,
     calls: Vec<Value>,
-    /// Whether nothing is printed as it comes.
+    /// Whether nothing is printed before the end.
     quiet: bool,
 }
 
 impl Said<'_> {
-    /// One more token; whether more are wanted.
+    /// Handles one more token; returns whether more are wanted.
     fn push(&mut self, id: u32, io: &mut Io<'_>) -> moec_runtime::Result<bool> {
         let piece = self.stream.as_mut().map(|s| s.push(id)).transpose()?.unwrap_or_default();
         self.say(&piece, io)?;
@@ -387,7 +389,7 @@ impl Said<'_> {
         self.show(events, io)
     }
 
-    /// Prints what was held back.
+    /// Prints the text that was held back.
     fn finish(&mut self, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
         self.say(&rest, io)?;
@@ -402,7 +404,7 @@ impl Said<'_> {
         if self.quiet { Ok(()) } else { io.say("\n") }
     }
 
-    /// Prints the answer; the reasoning before it goes where notes go.
+    /// Prints the answer; reasoning goes to the output for notes.
     fn show(&mut self, events: Vec<Event>, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         for event in events {
             match event {

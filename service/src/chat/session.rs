@@ -1,4 +1,5 @@
-//! A conversation over the scheduler, whose slots keep their text: only what is new of each prompt is prefilled.
+//! A conversation over the scheduler, whose slots keep their text: only the new part of each prompt is
+//! prefilled.
 
 use moec_runtime::serving::scheduler::{self, Choose, Event, Job, Sharing, StepWork};
 use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Scheduler, Setting};
@@ -9,16 +10,16 @@ use std::time::Duration;
 pub enum End {
     /// An end token.
     Token,
-    /// A constraint says that it is complete, or who reads it has enough.
+    /// A constraint reports that it is complete, or the callback wants no more.
     Enough,
-    /// As many tokens as were allowed.
+    /// The maximum number of tokens.
     Length,
     /// An interrupt.
     Interrupted,
 }
 
 impl End {
-    /// Of an end of the scheduler's. `token`: the last token is an end token.
+    /// Converts an end of the scheduler. `token`: whether the last token is an end token.
     fn of(end: scheduler::End, token: bool) -> Result<Self> {
         match end {
             scheduler::End::Failed(e) => Err(e),
@@ -28,7 +29,7 @@ impl End {
         }
     }
 
-    /// In a word, as `--json` has it.
+    /// Name in the output of `--json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Token | Self::Enough => "stop",
@@ -38,41 +39,41 @@ impl End {
     }
 }
 
-/// Result and figures of an answer.
+/// Result and statistics of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Its tokens, an end token included.
     pub ids: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Those of them that were in the slot already.
+    /// Tokens of the prompt that were in the slot already.
     pub kept: usize,
     /// Time to the logits after the prompt.
     pub prefill: Duration,
-    /// Time of the calls that followed.
+    /// Time of the later calls.
     pub decode: Duration,
     /// Reason that it ended.
     pub end: End,
 }
 
-/// A conversation: a client of a scheduler that has no other.
+/// A conversation: the only client of a scheduler.
 pub struct Session<'e, 'p> {
     scheduler: Scheduler<'e, 'p, 'static>,
 }
 
 impl<'e, 'p> Session<'e, 'p> {
-    /// One that has said nothing.
+    /// Creates an empty conversation.
     ///
     /// # Errors
     /// As [`Scheduler::new`].
     pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder) -> Result<Self> {
-        // All of a conversation is kept: its answers are not compared with those of other runs.
+        // All text of a conversation is kept: its answers need not equal those of other runs.
         let setting = Setting { sharing: Some(Sharing::All), ..Setting::default() };
         Ok(Self { scheduler: Scheduler::new(engine, decoder, &setting)? })
     }
 
-    /// Answers a prompt with up to `n` tokens. `on_token` gets each but an end token, and says whether it wants more. An interrupt
-    /// ends the answer, and is no error once the prompt was read.
+    /// Answers a prompt with up to `n` tokens. `on_token` gets each token except end tokens, and returns
+    /// whether it wants more. An interrupt ends the answer; after the prompt it is no error.
     ///
     /// # Errors
     /// As [`moec_runtime::generate()`], and what `on_token` returns.

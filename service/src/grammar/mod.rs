@@ -1,7 +1,9 @@
-//! Answers that keep to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by `llguidance`.
+//! Answers that conform to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by
+//! `llguidance`.
 //!
-//! What may come next is computed before every token. The library's own limits do not bound all of that: a server, whose grammars come
-//! from others, leaves it to a process that can be ended ([`remote`]). `generate` and `chat` do it themselves.
+//! The allowed tokens are computed before every token. The library's own limits do not bound all of this
+//! work. So a server, whose grammars come from others, leaves it to a process that can be ended ([`remote`]).
+//! `generate` and `chat` do it in their own process.
 
 pub mod remote;
 pub(crate) mod words;
@@ -23,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use words::Word;
 
-/// Files of grammars: written by hand.
+/// Limit of a grammar's file: written by hand.
 const FILE: regular::Limit = regular::Limit { what: "a grammar", bytes: 4 << 20 };
 
 /// Grammar of an answer.
@@ -77,17 +79,17 @@ fn forms(
     })?;
     let Some(grammar) = args.read()? else { return Ok(None) };
     let grammars = Grammars::open(bundle, context.program)?;
-    // One that cannot be used is refused before weights are opened.
+    // An invalid grammar is refused before weights are opened.
     grammars.constraint(&grammar)?;
     let make = move || grammars.constraint(&grammar).map_err(|e| Failed::constraint(e.what));
     Ok(Some(Box::new(make)))
 }
 
 impl GrammarArgs {
-    /// The grammar that they name, if any.
+    /// The grammar that the options name, if any.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no JSON where a schema is wanted.
+    /// A file that cannot be read, or a schema that is not JSON.
     pub fn read(&self) -> Result<Option<Grammar>> {
         let text = |path: &Path| {
             regular::read_text(path, FILE)
@@ -106,22 +108,25 @@ impl GrammarArgs {
     }
 }
 
-/// Makes constraints for a vocabulary. It is built once, which takes some milliseconds for each thousand tokens.
+/// Makes constraints for a vocabulary. It is built once, which takes some milliseconds for each thousand
+/// tokens.
 pub struct Grammars {
     factory: ParserFactory,
 }
 
 impl Grammars {
-    /// For the vocabulary of a bundle.
+    /// Creates grammars for the vocabulary of a bundle.
     ///
     /// # Errors
-    /// No tokenizer, one that is not as it was built, or one whose tokens are not known byte by byte; a model without an end token.
+    /// No tokenizer, one that was changed after the build, or one whose tokens have no known bytes; a model
+    /// without an end token.
     pub fn open(bundle: &BundleReader, program: &Program) -> Result<Self> {
         let bytes = bundle.read(text::FILE, regular::TOKENIZER)?;
         Self::new(&bytes, program.model.vocab as usize, &program.model.eos)
     }
 
-    /// For the vocabulary of a `tokenizer.json`. `vocab`: logits of the model; `ends`: its end tokens.
+    /// Creates grammars for the vocabulary of a `tokenizer.json`. `vocab`: number of the model's logits;
+    /// `ends`: its end tokens.
     ///
     /// # Errors
     /// As [`Grammars::open`].
@@ -159,7 +164,7 @@ impl Grammars {
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             Grammar::Schema(schema) => {
                 let mut schema = schema.clone();
-                // Space between tokens that may be of any length is where small models stay.
+                // Small models get stuck in white space of unlimited length between tokens.
                 if let Some(of) = schema.as_object_mut() {
                     of.entry("x-guidance")
                         .or_insert_with(|| serde_json::json!({"whitespace_flexible": false}));
@@ -174,13 +179,13 @@ impl Grammars {
         if let Some(why) = matcher.get_error() {
             return Err(unusable(&why));
         }
-        // What is wrong shows with the first mask.
+        // Errors of the grammar appear with the first mask.
         let mask = mask(&mut matcher).map_err(|why| unusable(&why))?;
         Ok((matcher, mask))
     }
 }
 
-/// Reason that a grammar cannot be used, where the library gives no more than the name of a state.
+/// Reason that a grammar cannot be used, if the library reports only the name of a state.
 fn reason(why: &str) -> &str {
     match why {
         _ if why.contains("NoExtension") => {
@@ -194,13 +199,13 @@ fn reason(why: &str) -> &str {
     }
 }
 
-/// The tokens that may come next, a bit for each, the lowest bit of the first byte first.
+/// The tokens that may come next, as a bit mask, the lowest bit of the first byte first.
 fn mask(matcher: &mut Matcher) -> std::result::Result<Vec<u8>, String> {
     let mask = matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
     Ok(mask.as_slice().iter().flat_map(|word| word.to_le_bytes()).collect())
 }
 
-/// Makes −∞ of the logits of tokens that a [`mask`] does not have.
+/// Sets the logits of tokens outside a [`mask`] to −∞.
 fn apply(mask: &[u8], logits: &mut [f32]) {
     for (id, logit) in logits.iter_mut().enumerate() {
         if mask.get(id / 8).is_none_or(|byte| byte >> (id % 8) & 1 != 1) {
@@ -209,7 +214,7 @@ fn apply(mask: &[u8], logits: &mut [f32]) {
     }
 }
 
-/// A token as the trie takes it: no text has the mark before special ones.
+/// A token in the trie's format: special tokens have a prefix that no text has.
 fn marked(word: Word) -> Vec<u8> {
     word.special.then_some(TokTrie::SPECIAL_TOKEN_MARKER).into_iter().chain(word.bytes).collect()
 }
@@ -220,7 +225,7 @@ impl std::fmt::Debug for Grammars {
     }
 }
 
-/// An answer that is held to a grammar.
+/// Constraint of an answer by a grammar.
 struct GrammarMatcher(Matcher);
 
 impl Constraint for GrammarMatcher {
@@ -269,7 +274,7 @@ pub(crate) mod tests {
         (Grammars::new(tokenizer().as_bytes(), VOCAB, &[END]).unwrap(), END)
     }
 
-    /// Text that is sampled from logits that prefer something else.
+    /// Text that is sampled from logits that prefer other tokens.
     fn sampled(grammar: &Grammar, seed: u64) -> String {
         let (grammars, end) = bytes();
         let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };

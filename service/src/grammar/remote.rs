@@ -1,4 +1,4 @@
-//! Answers that a process of their own holds to a grammar: `worker` is what it does.
+//! Constraints of answers by a grammar in a process of its own, which runs `worker`.
 
 use super::worker::{COMPILE, Command, JOB, MEMORY, TOKEN, Vocabulary};
 use super::{Grammar, apply};
@@ -10,15 +10,17 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Processes for the grammars of one vocabulary. Each compiles one grammar at a time, and computes the masks of its answers.
+/// Processes for the grammars of one vocabulary. Each compiles one grammar at a time, and computes the masks
+/// of its answers.
 #[derive(Debug)]
 pub struct Workers(Arc<Pool>);
 
 impl Workers {
-    /// For the vocabulary of a `tokenizer.json`. `tokens`: logits of the model; `ends`: its end tokens.
+    /// Creates the pool for the vocabulary of a `tokenizer.json`. `tokens`: number of the model's logits;
+    /// `ends`: its end tokens.
     ///
     /// # Errors
-    /// End tokens that JSON does not hold, of which there are none.
+    /// End tokens that cannot be written as JSON, which does not occur.
     pub fn new(tokenizer: Arc<[u8]>, tokens: usize, ends: Vec<u32>) -> Result<Self> {
         let vocabulary =
             serde_json::to_vec(&Vocabulary { tokens, ends }).map_err(|e| Error::new(e.to_string()))?;
@@ -30,16 +32,18 @@ impl Workers {
         self.0.take()
     }
 
-    /// Compiles a grammar, and gives a constraint for each of `answers`.
+    /// Compiles a grammar, and returns a constraint for each of `answers`.
     ///
     /// # Errors
-    /// As [`super::Grammars::new`]; a grammar that cannot be used, or takes more than it may; a process that cannot be started.
+    /// As [`super::Grammars::new`]; a grammar that cannot be used or exceeds its limits; a process that
+    /// cannot be started.
     pub fn constraints(&self, grammar: &Grammar, answers: usize) -> Result<Vec<Box<dyn Constraint>>> {
         constraints(self.take()?, grammar, answers, ())
     }
 }
 
-/// As [`Workers::constraints`], by a process that was taken. `held` is dropped when that has gone back.
+/// As [`Workers::constraints`], by a process that was taken before. `held` is dropped after the process has
+/// returned to the pool.
 pub(crate) fn constraints(
     worker: Worker,
     grammar: &Grammar,
@@ -68,27 +72,27 @@ fn too_large(grammar: &Grammar) -> Error {
         .hint("give fewer or shorter patterns, and none that must hold together with many others")
 }
 
-/// The mask of an answer's next token, or why there is none.
+/// The mask of an answer's next token, or the reason that there is none.
 type Mask = std::result::Result<Arc<[u8]>, String>;
 
 /// A compiled grammar, and its answers.
 struct Session {
-    /// By answer; none where it is still to come.
+    /// By answer; `None` if it has not arrived.
     masks: Vec<Option<Mask>>,
     /// Ids of the answers whose masks the process sends next, in order.
     pending: VecDeque<usize>,
     worker: Worker,
-    // After the process, which goes back first.
+    // Dropped after the process, which returns to the pool first.
     _held: Box<dyn Send>,
 }
 
-/// An error of a process that has exceeded its limits.
+/// Error for a process that has exceeded its limits.
 fn over(_: io::Error) -> Failed {
     Failed::constraint(format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20))
 }
 
 impl Session {
-    /// Reads the next mask that comes.
+    /// Reads the next mask.
     fn read(&mut self) -> io::Result<()> {
         if let Some(answer) = self.pending.pop_front() {
             let mask = self.worker.reply()?.map(Arc::from);
@@ -111,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Whether the answer is complete.
+    /// Sends the next token of an answer; returns whether the answer is complete.
     fn accept(&mut self, answer: usize, id: u32) -> Result<bool, Failed> {
         let command = serde_json::to_vec(&Command::Token(answer, id));
         let command = command.map_err(Failed::constraint)?;
@@ -125,7 +129,7 @@ impl Session {
         };
         let complete = next().map_err(over)?.map_err(Failed::constraint)? == [1];
         if !complete {
-            // It comes while the model computes the next logits.
+            // The mask is computed while the model computes the next logits.
             self.pending.push_back(answer);
         }
         Ok(complete)
@@ -138,7 +142,7 @@ impl Drop for Session {
     }
 }
 
-/// An answer that another process holds to a grammar.
+/// Constraint of an answer by a grammar in another process.
 struct Remote {
     session: Arc<Mutex<Session>>,
     answer: usize,
@@ -172,7 +176,8 @@ mod tests {
         Workers::new(Arc::from(tokenizer().into_bytes()), VOCAB, vec![END]).unwrap()
     }
 
-    /// So many patterns that a text must fit all at once: each doubles what one step of the library does.
+    /// A number of patterns that a text must match all at once: each doubles the work of one step of the
+    /// library.
     fn patterns(n: u8) -> Value {
         let pattern = |i: u8| format!(".*[a-{}].{{{}}}.*", char::from(b'b' + i), 10 + i);
         (0..n).map(|i| json!({"type": "string", "pattern": pattern(i)})).collect()
@@ -214,7 +219,7 @@ mod tests {
                 assert!(text.as_bytes()[3] == b'-' && text[4..].parse::<u32>().is_ok(), "{texts:?}");
             }
             assert!(texts[0] != texts[1] || texts[1] != texts[2], "{texts:?}");
-            // One that is given up in the middle leaves a process that others can use.
+            // A constraint that is dropped midway leaves a process that others can use.
             drop(samplers);
             assert_eq!((workers.0.idle(), workers.take().unwrap().id()), (1, id));
         }
@@ -239,7 +244,7 @@ mod tests {
         assert_eq!((workers.0.idle(), workers.take().unwrap().id()), (1, id));
     }
 
-    /// Grammars that take gigabytes or never end are refused.
+    /// Grammars that take gigabytes or do not end are refused.
     #[test]
     fn grammars_that_take_too_much_are_refused() {
         for schema in [
@@ -254,7 +259,8 @@ mod tests {
         }
     }
 
-    /// Conjunctions that compile take more and more while tokens are masked: an answer comes, or ends with an error.
+    /// Conjunctions that compile take increasing time while tokens are masked: an answer completes, or ends
+    /// with an error.
     #[test]
     fn masks_of_heavy_grammars_come_or_end_the_answer() {
         let mut compiled = 0;
@@ -275,7 +281,7 @@ mod tests {
         assert!(compiled > 0);
     }
 
-    /// As where the operating system ends it for what it takes.
+    /// As if the operating system ended it for exceeding its limits.
     #[test]
     fn a_process_that_ends_ends_its_answers() {
         let workers = workers();

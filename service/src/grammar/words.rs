@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 /// A token of a vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Word {
-    /// Bytes that it stands for in a text; none if the tokenizer does not have it.
+    /// Its bytes in a text; empty if the tokenizer does not have it.
     pub(crate) bytes: Vec<u8>,
     /// Whether it is special: never part of an answer's text.
     pub(crate) special: bool,
@@ -34,7 +34,7 @@ impl Spelling {
 /// The tokens `0..vocab`.
 ///
 /// # Errors
-/// A decoder that is of neither kind, tokens outside of the vocabulary, spellings that cannot be.
+/// An unknown kind of decoder, tokens outside of the vocabulary, invalid spellings.
 pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
     let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
     let spelling = spelling(&tokenizer["decoder"])
@@ -46,7 +46,7 @@ pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
         Ok(())
     };
     let added = || tokenizer["added_tokens"].as_array().into_iter().flatten();
-    // What they are counts, wherever else they stand.
+    // Entries of added tokens take precedence over the vocabulary.
     let apart: BTreeSet<u64> = added().filter_map(|token| token["id"].as_u64()).collect();
     for (token, id) in tokenizer["model"]["vocab"].as_object().into_iter().flatten() {
         if id.as_u64().is_some_and(|id| apart.contains(&id)) {
@@ -59,7 +59,8 @@ pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
     for token in added() {
         let content = token["content"].as_str().unwrap_or_default();
         let special = token["special"] == true;
-        // Decoders take them as all others, but for those that spell nothing. Special ones are named as they are written.
+        // Decoders treat them like all others, except those that spell nothing. Special ones are named as
+        // they are written.
         let spelled = if special { None } else { spelling.bytes(content) };
         put(&token["id"], Word { bytes: spelled.unwrap_or_else(|| content.into()), special })?;
     }
@@ -75,7 +76,8 @@ fn spelling(decoder: &Value) -> Option<Spelling> {
     }
 }
 
-/// The byte that a character of GPT-2's spelling stands for: itself where it can be printed, else by order from `Ā` on.
+/// The byte that a character of GPT-2's spelling stands for: itself if it is printable, else by order from
+/// `Ā` on.
 fn byte_of(c: char) -> Option<u8> {
     let printable = |b: u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
     let code = c as u32;
@@ -110,7 +112,7 @@ mod tests {
         assert_eq!(of("ByteLevel", "ĠaĊÃ©").unwrap(), " a\né".as_bytes());
         assert_eq!(of("ByteFallback", "▁a").unwrap(), b" a");
         assert_eq!(of("ByteFallback", "<0x0A>").unwrap(), b"\n");
-        // What only looks like a byte is text.
+        // Text that only looks like a byte stays text.
         assert_eq!(of("ByteFallback", "<0xZZ>").unwrap(), b"<0xZZ>");
         assert!(of("ByteLevel", "日").is_err() && of("WordPiece", "a").is_err());
         let far = json!({"decoder": {"type": "ByteLevel"}, "model": {"vocab": {}}, "added_tokens": [{"id": 4_000_000_000u32, "content": "x"}]});
@@ -119,7 +121,8 @@ mod tests {
 
     #[test]
     fn special_tokens_are_what_they_are_written_as() {
-        // As tokenizers made from GGUF have added tokens: in the vocabulary, too, where they are no spelling of bytes.
+        // As in tokenizers made from GGUF: added tokens are in the vocabulary, too, where their spelling does
+        // not encode bytes.
         let tokenizer = |decoder: &str| {
             json!({
                 "added_tokens": [
@@ -155,7 +158,7 @@ mod tests {
             (&level, "▁a", "▁a".as_bytes()),
             (&level, "a b", b"a b"),
             (&level, "ĠaĊ", b" a\n"),
-            // It spells a byte that is no character.
+            // It spells a byte that is not a character.
             (&level, "é", b"\xe9"),
             (&level, "日é", "日é".as_bytes()),
         ] {

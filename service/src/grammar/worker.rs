@@ -1,8 +1,8 @@
-//! The process that compiles the grammar of a request and computes its masks, where it can be ended.
+//! Worker process that compiles the grammar of a request and computes its masks, and can be ended.
 //!
-//! The limits of the libraries leave out some of their loops: `derivre` derives a conjunction of patterns in one step, whose time
-//! and memory double with each pattern, while an answer is compiled and while its tokens are masked. So the limits are those
-//! of the operating system, and what exceeds them ends this process and not the server.
+//! The limits of the libraries do not cover all of their loops. `derivre` derives a conjunction of patterns
+//! in one step, whose time and memory double with each pattern, both in compilation and in masks. So the
+//! operating system's limits apply: work that exceeds them ends this process, not the server.
 
 use super::{Grammar, Grammars};
 use crate::process::link::Link;
@@ -11,13 +11,14 @@ use moec_runtime::cli::limits;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 
-/// Name of the job that its process is started for.
+/// Name of the job.
 pub(crate) const JOB: &str = "grammars";
-/// Seconds on the CPU to read a vocabulary.
+/// CPU seconds to read a vocabulary.
 const OPEN: u64 = 60;
-/// Seconds on the CPU to compile a grammar.
+/// CPU seconds to compile a grammar.
 pub(super) const COMPILE: u64 = 4;
-/// Seconds on the CPU for the mask of a token. Limits of the library end most that takes so long much earlier, with their reason.
+/// CPU seconds for the mask of a token. The library's limits end most of such work much earlier, with a
+/// reason.
 pub(super) const TOKEN: u64 = 1;
 /// Memory of a grammar, its parsers and masks.
 pub(super) const MEMORY: u64 = 256 << 20;
@@ -31,12 +32,14 @@ pub(super) struct Vocabulary {
     pub(super) ends: Vec<u32>,
 }
 
-/// Further message to a worker, any number of times.
+/// Further messages to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// Compile this for so many answers, in place of what was before. The reply is the first mask.
+    /// Compiles this for a number of answers, and replaces what was compiled before. The reply is the first
+    /// mask.
     Compile(Grammar, usize),
-    /// An answer has its next token. The reply is whether it is complete; where it is not, its next mask is another reply.
+    /// Appends a token to an answer. The reply is whether the answer is complete; if not, its next mask is
+    /// another reply.
     Token(usize, u32),
 }
 
@@ -80,7 +83,7 @@ pub(crate) fn serve(link: &mut Link) -> io::Result<()> {
                     link.reply(super::mask(matcher))?;
                 }
             }
-            // Such as a schema that is nested deeper than JSON is read.
+            // For example a schema that is nested too deep for the JSON reader.
             Err(e) => link.reply(Err(e.to_string()))?,
         }
     }

@@ -1,13 +1,13 @@
-//! Messages between a process and the one that it works for.
+//! Messages between a worker process and its owner.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Most bytes of a message: a vocabulary is the longest.
+/// Maximum number of bytes of a message: a vocabulary is the longest.
 const MESSAGE: u64 = 1 << 30;
 
-/// A connection of messages, each after its length.
+/// A connection of messages, each preceded by its length.
 #[derive(Debug)]
 pub(crate) struct Link(pub(crate) UnixStream);
 
@@ -36,13 +36,13 @@ impl Link {
         Ok(message)
     }
 
-    /// Sends a reply: what was requested, or why not.
+    /// Sends a reply: the result, or the reason that there is none.
     pub(crate) fn reply(&mut self, reply: Result<Vec<u8>, String>) -> io::Result<()> {
         let (status, bytes) = reply.map_or_else(|why| (1, why.into_bytes()), |bytes| (0, bytes));
         self.send(&[&[status], &*bytes].concat())
     }
 
-    /// Receives a reply, and gives up after a while. The worker's own limits are those that count: they end it earlier.
+    /// Receives a reply, within `patience`. The worker's own limits usually end it earlier.
     ///
     /// # Errors
     /// As [`Link::receive`].

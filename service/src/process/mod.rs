@@ -1,8 +1,8 @@
-//! Work on what others send that only the operating system can bound: in processes that can be ended.
+//! Work on untrusted input that only the operating system can bound: in processes that can be ended.
 //!
-//! A grammar or a chat template comes from outside, and libraries read it whose own limits leave out some of their loops and
-//! recursions. So the work is done by this program once more, under limits of the operating system: what exceeds them ends that process
-//! and not the one that answers requests.
+//! Grammars and chat templates come from outside, and the libraries that read them do not bound all of their
+//! loops and recursions. So the work is done in another process of this program, under limits of the
+//! operating system. Work that exceeds them ends that process, not the server.
 
 pub(crate) mod link;
 pub(crate) mod pool;
@@ -18,25 +18,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// The subcommand, hidden, of every program that starts such a process. Test programs take it for the name of a test.
+/// Name of the hidden subcommand of every program that starts such a process. In test programs it is the name
+/// of a test.
 pub(crate) const NAME: &str = "bounded_worker";
 
-/// Time that a process may be silent. Its own limits count its time on the CPU and end it earlier, unless the machine is very busy.
+/// Maximum time without a reply of a process. Its own limits count CPU time and end it earlier, unless the
+/// machine is very busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A process that works for this one. It ends with the value.
+/// A worker process. It ends when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
     pub(crate) link: Link,
 }
 
-/// Ends a process when dropped, wherever that is: a thread that waits for its reply gets an error.
+/// Handle that ends a process when dropped, on any thread: a thread that waits for its reply gets an error.
 #[derive(Debug)]
 pub(crate) struct End(Option<UnixStream>);
 
 impl End {
-    /// Lets the process go on.
+    /// Drops the handle without ending the process.
     pub(crate) fn keep(mut self) {
         self.0 = None;
     }
@@ -44,13 +46,13 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // One that has ended already needs no end.
+        // A process that has ended already needs no signal.
         let _ = self.0.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
     }
 }
 
 impl Process {
-    /// Starts one: the program of this process once more. `job`: a name of [`worker`](crate::worker)'s table.
+    /// Starts a process of this program. `job`: a name in [`worker`](crate::worker)'s table.
     ///
     /// # Errors
     /// It cannot be started.
@@ -61,7 +63,7 @@ impl Process {
             let mut command = std::process::Command::new(program()?);
             command.arg(NAME).stdin(Stdio::from(OwnedFd::from(theirs)));
             command.stdout(Stdio::null()).stderr(Stdio::null());
-            // Ctrl-C is for the server, which answers what it has begun.
+            // Ctrl-C is for the server, which finishes requests in progress.
             let child = command.process_group(0).spawn()?;
             let mut process = Self { child, link: Link(ours) };
             process.link.send(job.as_bytes())?;
@@ -88,7 +90,7 @@ impl Process {
         self.child.try_wait().is_ok_and(|status| status.is_none())
     }
 
-    /// Its number.
+    /// Process id.
     #[cfg(test)]
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
@@ -97,13 +99,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended is waited for all the same, so that nothing of it is left.
+        // A process that has ended is still waited for, so that no zombie remains.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The program of this process. Where its file was replaced, Linux still has it.
+/// Path of this process's program. If its file was replaced, Linux still has it.
 fn program() -> io::Result<PathBuf> {
     let path = std::env::current_exe()?;
     let linked = Path::new("/proc/self/exe");

@@ -1,4 +1,4 @@
-//! Processes that wait for work of one kind, and go back when it is done.
+//! Pools of processes for one kind of work.
 
 use super::{End, PATIENCE, Process};
 use crate::error::{Error, Result};
@@ -8,33 +8,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Reply of a worker to a request: the result, or the reason that there is none.
 pub(crate) type Reply = std::result::Result<Vec<u8>, String>;
 
-/// Processes of one job that have nothing to do. As many are started as are taken at a time: the caller bounds their
+/// Idle processes of one job. There are as many processes as are taken at a time: the caller bounds their
 /// number.
 #[derive(Debug)]
 pub(crate) struct Pool {
     job: &'static str,
-    /// Opening that a process is sent before its first request, which it answers with one reply; nothing: it needs none.
+    /// Opening messages that a process is sent before its first request, and answers with one reply; empty:
+    /// it needs none.
     opening: Vec<Arc<[u8]>>,
     idle: Mutex<Vec<Idle>>,
 }
 
-/// A process, and what has passed between it and this one.
+/// A process, with the state of its connection.
 #[derive(Debug)]
 struct Idle {
     process: Process,
-    /// Whether it has had the opening messages.
+    /// Whether it has received the opening messages.
     is_open: bool,
-    /// Replies that it still sends and that are not read.
+    /// Number of replies that it still sends and that were not read.
     owed: usize,
 }
 
 impl Pool {
-    /// Processes for a job of [`worker`](crate::worker)'s table.
+    /// Creates a pool for a job in [`worker`](crate::worker)'s table.
     pub(crate) fn new(job: &'static str, opening: Vec<Arc<[u8]>>) -> Arc<Self> {
         Arc::new(Self { job, opening, idle: Mutex::default() })
     }
 
-    /// A process that has nothing to do, or a new one.
+    /// Takes an idle process, or starts one.
     ///
     /// # Errors
     /// It cannot be started.
@@ -57,8 +58,8 @@ impl Pool {
     }
 }
 
-/// A process of a pool. It goes back with the value, unless it has ended: a process that exceeds a limit is ended by the
-/// operating system, and from then on every request fails.
+/// A process taken from a pool. It returns to the pool when dropped, unless it has ended. The operating
+/// system ends a process that exceeds a limit; from then on every request fails.
 #[derive(Debug)]
 pub(crate) struct Worker {
     taken: Option<Idle>,
@@ -74,10 +75,10 @@ impl Worker {
         self.taken.as_ref().ok_or_else(|| self.ended(&ErrorKind::BrokenPipe.into()))?.process.end()
     }
 
-    /// Gives it the opening messages, if it has not had them, and reads what it still had to say to others.
+    /// Sends the opening messages, if it has not received them, and reads the replies that were left over.
     ///
     /// # Errors
-    /// What it says of the opening messages; it has ended.
+    /// Its error about the opening messages; it has ended.
     pub(crate) fn open(&mut self) -> Result<()> {
         let opening = self.pool.opening.clone();
         let opened = self.with(|idle| {
@@ -87,14 +88,14 @@ impl Worker {
                 return Ok(link.replied(2 * PATIENCE)?.map(drop));
             }
             for _ in 0..std::mem::take(&mut idle.owed) {
-                // Work that was given up has no use for it, be it an error or not.
+                // Cancelled work does not need its reply, even if it is an error.
                 let _ = link.replied(PATIENCE)?;
             }
             Ok(Ok(()))
         });
         match opened {
             Ok(Ok(())) => Ok(()),
-            // It has ended by itself, or will.
+            // It has ended by itself, or will end.
             Ok(Err(why)) => {
                 self.taken = None;
                 Err(Error::new(why))
@@ -119,14 +120,14 @@ impl Worker {
         self.with(|idle| idle.process.link.replied(PATIENCE))
     }
 
-    /// Says that so many replies are not going to be read.
+    /// Records that this many replies will not be read.
     pub(crate) fn owes(&mut self, replies: usize) {
         if let Some(idle) = &mut self.taken {
             idle.owed = replies;
         }
     }
 
-    /// Does something with the process. Where that fails, the process has ended or is ended.
+    /// Runs a function on the process. If it fails, the process has ended or is ended.
     fn with<T>(&mut self, what: impl FnOnce(&mut Idle) -> io::Result<T>) -> io::Result<T> {
         let mut idle = self.taken.take().ok_or(ErrorKind::BrokenPipe)?;
         let done = what(&mut idle)?;
@@ -138,7 +139,7 @@ impl Worker {
         Error::new(format!("the process that works on {} has ended: {e}", self.pool.job))
     }
 
-    /// The number of its process.
+    /// Its process id.
     #[cfg(test)]
     pub(crate) fn id(&self) -> Option<u32> {
         self.taken.as_ref().map(|idle| idle.process.id())

@@ -1,4 +1,4 @@
-//! Answers to a request: text, piece by piece, of each of them.
+//! Answers to a request, as pieces of text.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -23,11 +23,11 @@ pub(super) struct Piece {
     pub(super) choice: usize,
     /// Text that is certain by now.
     pub(super) text: String,
-    /// Of the token that it came with.
+    /// Log-probabilities of its token.
     pub(super) log_probabilities: Option<LogProbabilities>,
-    /// Characters before that token's own text, whether they are certain or not.
+    /// Number of characters before that token's own text, certain or not.
     pub(super) offset: usize,
-    /// Reason that nothing follows.
+    /// Reason that it is the last piece.
     pub(super) finish: Option<&'static str>,
 }
 
@@ -51,15 +51,15 @@ impl Usage {
     }
 }
 
-/// One answer that is being made.
+/// One answer in progress.
 struct Choice<'t> {
     text: Option<TextStream<'t>>,
     stops: Stops,
-    /// Characters of its tokens so far.
+    /// Number of characters of its tokens so far.
     said: usize,
 }
 
-/// All answers to a request. What is not done when it is dropped is cancelled.
+/// All answers to a request. Unfinished ones are cancelled when it is dropped.
 pub(super) struct Answers<'t> {
     events: UnboundedReceiver<Reply>,
     _tickets: Vec<Ticket>,
@@ -67,18 +67,18 @@ pub(super) struct Answers<'t> {
     ready: VecDeque<Piece>,
     /// Tokens that end an answer.
     end: Vec<u32>,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     each: usize,
     pub(super) usage: Usage,
     record: Arc<Record>,
 }
 
 impl<'t> Answers<'t> {
-    /// Requests `options.n` answers to each prompt, and waits until all are taken in. `constraints`: one for each answer, in order,
-    /// or none at all.
+    /// Requests `options.n` answers to each prompt, and waits until all are accepted. `constraints`: one for
+    /// each answer, in order, or empty.
     ///
     /// # Errors
-    /// What does not fit, and what the scheduler refuses.
+    /// Prompts that do not fit, and errors of the scheduler.
     pub(super) async fn submit(
         server: &Server,
         text: &'t Arc<Text>,
@@ -103,7 +103,7 @@ impl<'t> Answers<'t> {
                     sampler = sampler.constrained(constraint);
                 }
                 if !options.stop.is_empty() {
-                    // It ends with the token that completes a string, however late its text is read.
+                    // It ends with the token that completes a stop string, even if its text is read later.
                     let stream =
                         if options.special { text.own_stream_with_special() } else { text.own_stream() };
                     let stream = begun(stream, &prompt, options)?;
@@ -141,7 +141,7 @@ impl<'t> Answers<'t> {
     /// The next piece of any answer; `None` when all are done.
     ///
     /// # Errors
-    /// An answer that cannot go on; the others are given up with it.
+    /// An answer that cannot go on; the others are cancelled with it.
     pub(super) async fn next(&mut self) -> Answer<Option<Piece>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -159,7 +159,8 @@ impl<'t> Answers<'t> {
         }
     }
 
-    /// Ends an answer: nothing more comes of it. When all have ended, what is left of them is cancelled with the value.
+    /// Ends an answer: it gets no more pieces. Once all have ended, the rest of them is cancelled when the
+    /// value is dropped.
     pub(super) fn end(&mut self, choice: usize) {
         if let Some(choice) = self.choices.get_mut(choice) {
             choice.text = None;
@@ -167,7 +168,7 @@ impl<'t> Answers<'t> {
         self.ready.retain(|piece| piece.choice != choice);
     }
 
-    /// Makes pieces of what became of a choice.
+    /// Converts an event of a choice to pieces.
     fn take(&mut self, index: usize, event: Event) -> Answer<()> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(()) };
         let Some(stream) = &mut choice.text else { return Ok(()) };
@@ -177,7 +178,7 @@ impl<'t> Answers<'t> {
                 self.usage.shared += shared;
                 self.record.cached(shared);
             }
-            // The others after a prompt copy what the first one has of it.
+            // The other answers to a prompt copy its states from the first one.
             Event::Began { .. } => {}
             Event::Token { id, log_probabilities } => {
                 self.usage.answers += 1;
@@ -204,7 +205,7 @@ impl<'t> Answers<'t> {
                 if !hit {
                     text += &std::mem::take(&mut choice.stops).finish();
                 }
-                // What was made before its time was over is an answer that was cut.
+                // An answer that expires is a cut answer.
                 let cut = matches!(end, End::Length | End::Expired) && !hit;
                 let why = if cut { "length" } else { "stop" };
                 self.ready.push_back(Piece { text, finish: Some(why), ..piece });
@@ -214,7 +215,7 @@ impl<'t> Answers<'t> {
     }
 }
 
-/// The stream of an answer's text: after the prompt where it goes on from there, else by itself.
+/// The stream of an answer's text: as a continuation of the prompt, or as a text of its own.
 fn begun<'t>(stream: TextStream<'t>, prompt: &[u32], options: &Options) -> Answer<TextStream<'t>> {
     Ok(if options.behind { stream.behind(prompt)? } else { stream })
 }
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
     use crate::grammar::tests::{END, tokenizer};
 
-    /// An answer whose time is over ends with the text until then.
+    /// An answer that expires ends with its text so far.
     #[test]
     fn answers_whose_time_is_over_are_cut() {
         let text = Text::parse(tokenizer().as_bytes(), None).unwrap();

@@ -1,4 +1,5 @@
-//! Bodies of requests: JSON, within bounds of bytes, values and time. Large ones are read and answered a few at a time.
+//! Request bodies: JSON, with limits on bytes, values and time. Only a few large ones are read and answered
+//! at a time.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -14,14 +15,15 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// Values that a body of JSON may have, those of arguments of calls included; each takes many times its bytes.
+/// Maximum number of JSON values in a body, including those in arguments of calls; each takes many times its
+/// bytes.
 const VALUES: usize = 200_000;
-/// Bytes of a body from which on it is a large one.
+/// Number of bytes from which on a body is large.
 const LARGE: u64 = 64 << 10;
-/// Large bodies at a time; each takes many times its bytes until its prompts are encoded.
+/// Maximum number of large bodies at a time; each takes many times its bytes until its prompts are encoded.
 const LARGE_AT_ONCE: usize = 8;
 
-/// Turns of large bodies.
+/// Permits for large bodies.
 pub(super) fn large_bodies() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(LARGE_AT_ONCE))
 }
@@ -35,7 +37,7 @@ pub(super) struct Body {
     _large: Option<LargeBody>,
 }
 
-/// The turn of a large body. When it ends, the memory that the body took is given back.
+/// Permit for a large body. When it is dropped, the memory of the body is released.
 struct LargeBody(Option<OwnedSemaphorePermit>);
 
 impl Drop for LargeBody {
@@ -45,7 +47,7 @@ impl Drop for LargeBody {
             memory::give_back_freed();
             drop(permit);
         };
-        // It takes some milliseconds, which connections do not wait for.
+        // It takes some milliseconds, for which connections do not wait.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(give_back)),
             Err(_) => give_back(),
@@ -53,7 +55,7 @@ impl Drop for LargeBody {
     }
 }
 
-/// Reads a body of JSON. What a page of another origin can send without asking is no JSON by its type.
+/// Reads a JSON body. A content type that a page of another origin can send without a preflight is not JSON.
 pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok()).unwrap_or_default();
     if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
@@ -71,7 +73,7 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
     if length.is_some_and(|l| l > server.body as u64) {
         return Err(large());
     }
-    // One whose length is not said may be a large one.
+    // A body without a stated length may be large.
     let large_body = if length.is_none_or(|length| length > LARGE) {
         let permit = timeout(server.client_timeout, Arc::clone(&server.large_bodies).acquire_owned()).await;
         let busy = || {
@@ -101,7 +103,7 @@ async fn bytes(mut body: axum::body::Body, most: usize, large: impl Fn() -> ApiE
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame
             .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the body cannot be read: {e}")))?;
-        // Trailers say nothing that is wanted.
+        // Trailers are not needed.
         let Ok(data) = frame.into_data() else { continue };
         if data.len() > most - bytes.len() {
             return Err(large());
@@ -114,7 +116,7 @@ async fn bytes(mut body: axum::body::Body, most: usize, large: impl Fn() -> ApiE
 /// The JSON of a body.
 ///
 /// # Errors
-/// It is none, or has more values than it may.
+/// Invalid JSON, or too many values.
 pub(super) fn parse(bytes: &[u8]) -> Answer<Value> {
     let mut count = values(bytes);
     fits(count)?;
@@ -122,20 +124,20 @@ pub(super) fn parse(bytes: &[u8]) -> Answer<Value> {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the request body is not valid JSON: {e}"))
             .code("invalid_json")
     })?;
-    // What is read as JSON later counts before it is.
+    // Text that is parsed as JSON later counts before.
     count += arguments(&body).map(|text| values(text.as_bytes())).sum::<usize>();
     fits(count)?;
     Ok(body)
 }
 
-/// Arguments of calls in a body that are texts: they are read as JSON, too.
+/// Arguments of calls that are texts: they are parsed as JSON, too.
 fn arguments(body: &Value) -> impl Iterator<Item = &str> {
     let messages = body["messages"].as_array().into_iter().flatten();
     let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());
     calls.filter_map(|call| call["function"]["arguments"].as_str())
 }
 
-/// Refuses a body of more values than there may be.
+/// Fails if a body has too many values.
 fn fits(values: usize) -> Answer<()> {
     if values <= VALUES {
         return Ok(());
@@ -144,7 +146,8 @@ fn fits(values: usize) -> Answer<()> {
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"))
 }
 
-/// Values of a document of JSON and keys of its objects, about: what begins and parts them, outside of texts.
+/// Approximate number of values and keys in a JSON document: counts opening and separating characters outside
+/// of strings.
 fn values(json: &[u8]) -> usize {
     let (mut count, mut text, mut escaped) = (1, false, false);
     for byte in json {

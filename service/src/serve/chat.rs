@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Roles of messages. `developer` is OpenAI's newer name of `system`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Variables of templates that stand at the top of requests.
+/// Variables of templates that are top-level fields of requests.
 const VARIABLES: [&str; 2] = ["reasoning_effort", "enable_thinking"];
 
 impl Server {
@@ -48,7 +48,7 @@ impl From<crate::Error> for ApiError {
 /// Answers a request.
 ///
 /// # Errors
-/// What cannot be read, or does not fit; a model without a template.
+/// Invalid fields, or a prompt that does not fit; a model without a template.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
     let ChatRequest { text, ids, mut options, constraints, format } = read(&server, &body.value).await?;
     options.record = Arc::clone(&body.record);
@@ -68,7 +68,7 @@ pub(super) struct ChatRequest {
 /// Reads a request.
 ///
 /// # Errors
-/// What cannot be read, or does not fit; a model without a template.
+/// Invalid fields, or a prompt that does not fit; a model without a template.
 pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatRequest> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
@@ -88,9 +88,9 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatReque
         Some(schema) => Some(Grammar::Schema(schema.clone())),
         None => response_format(fields)?,
     };
-    // What a grammar holds is text from its first token on, whatever the prompt has begun.
+    // With a grammar, the output is text from its first token on, independent of the prompt.
     let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
-    // What cannot be used is refused before the engine gets it.
+    // An invalid grammar is refused before the engine gets the request.
     let constraints = match grammar {
         Some(grammar) => server.constraints.make(grammar, options.n).await?,
         None => Vec::new(),
@@ -126,7 +126,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatReque
     Ok(ChatRequest { text, ids, options, constraints, format })
 }
 
-/// Messages as templates take them: texts whole, arguments of calls as objects.
+/// Messages in the form of templates: texts joined, arguments of calls as objects.
 fn messages(fields: Fields<'_>) -> Answer<Vec<Value>> {
     let missing = || ApiError::bad("messages", "`messages` must be an array of messages, at least one");
     let list = fields.array("messages")?.filter(|m| !m.is_empty()).ok_or_else(missing)?;
@@ -180,7 +180,7 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
     Ok(out)
 }
 
-/// A call of a message, its arguments as what their text says.
+/// A call in a message, with its arguments parsed.
 fn called(value: &Value, at: &str) -> Answer<Value> {
     let function = Fields::of(value, at)?.object("function").map_err(|e| e.at(at))?;
     let arguments = function.and_then(|f| f.get("arguments")?.as_str());
@@ -210,7 +210,7 @@ struct Tools {
     parallel: bool,
 }
 
-/// Whether it does.
+/// Kind of tool choice.
 enum ToolChoice {
     None,
     Auto,
@@ -266,12 +266,12 @@ impl Tools {
         Ok(Self { all, choice, parallel })
     }
 
-    /// Those that the template is given.
+    /// Tools that the template gets.
     fn shown(&self) -> Option<&Arc<[Value]>> {
         (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&self.all)
     }
 
-    /// Parser of an answer after a prompt. Where nothing may be called, what looks like a call is text.
+    /// Parser of an answer after a prompt. If calls are not allowed, text that looks like a call is text.
     fn parser(&self, syntax: &'static Syntax, prompt: &str) -> Parser {
         let parser = Parser::new(syntax, prompt);
         match self.shown() {
@@ -280,7 +280,7 @@ impl Tools {
         }
     }
 
-    /// The schema of a call that must be: an object with `name` and `arguments`.
+    /// The schema of a required call: an object with `name` and `arguments`.
     fn forced(&self) -> Option<Value> {
         let wanted = |tool: &&Value| match &self.choice {
             ToolChoice::Named(name) => tool["function"]["name"] == **name,
@@ -329,9 +329,9 @@ fn response_format(fields: Fields<'_>) -> Answer<Option<Grammar>> {
 struct Choice {
     parser: Option<Parser>,
     calls: usize,
-    /// Text of a call that must be.
+    /// Text of a required call.
     forced: String,
-    /// Arguments of the next call that were given away while they came, once it has begun.
+    /// Part of the next call's arguments that was already sent, once the call has begun.
     begun: Option<String>,
 }
 
@@ -346,13 +346,13 @@ struct Delta {
 /// Addition of a piece to a call.
 struct CallDelta {
     index: usize,
-    /// Id and name, where the call begins.
+    /// Id and name, if the call begins here.
     begins: Option<(String, String)>,
     arguments: String,
 }
 
 impl Delta {
-    /// As the message of an event has it, or as a whole message has it.
+    /// Calls in the form of an event's message or of a whole message.
     fn calls(self) -> Value {
         let of = |call: CallDelta| {
             let Some((id, name)) = call.begins else {
@@ -364,7 +364,7 @@ impl Delta {
         self.calls.into_iter().map(of).collect()
     }
 
-    /// Puts what follows after it.
+    /// Appends what follows.
     fn append(&mut self, more: Self) {
         self.content += &more.content;
         self.reasoning += &more.reasoning;
@@ -393,7 +393,7 @@ impl Chat {
         json!({"id": self.id, "object": kind, "created": self.created, "model": self.model, "seed": self.seed, "choices": choices})
     }
 
-    /// Addition of a piece, and the reason that nothing follows.
+    /// Addition of a piece, and the finish reason if it is the last.
     fn delta(&mut self, piece: &Piece) -> (Delta, Option<&'static str>) {
         let mut delta = Delta::default();
         let Some(choice) = self.choices.get_mut(piece.choice) else { return (delta, piece.finish) };
@@ -415,7 +415,7 @@ impl Chat {
         }
         for event in events {
             match event {
-                // What follows the last call that may be is left out.
+                // Calls beyond the maximum are left out.
                 _ if choice.calls == most => {}
                 Event::Reasoning(text) => delta.reasoning += &text,
                 Event::Call(call) => {
@@ -423,7 +423,7 @@ impl Chat {
                     choice.calls += 1;
                     choice.begun = None;
                 }
-                // What has gone out of it is a call already.
+                // The part that was already sent counts as a call.
                 Event::Broken { .. } if choice.begun.take().is_some() => choice.calls += 1,
                 Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
             }
@@ -446,11 +446,12 @@ impl Chat {
 }
 
 impl Choice {
-    /// Gives away what is new of the next call. `answer`: the id of the answer and the choice, which name the call.
+    /// Gives away what is new of the next call. `answer`: the id of the answer and the choice, which name the
+    /// call.
     fn goes_on(&mut self, call: ToolCall, (id, choice): (&str, usize), delta: &mut Delta) {
         let ToolCall { name, mut arguments, id: own } = call;
         let begins = match &self.begun {
-            // Arguments are written from their first byte to their last.
+            // Arguments are sent in order.
             Some(given) => {
                 arguments = arguments.strip_prefix(&**given).map(str::to_owned).unwrap_or_default();
                 None
@@ -464,7 +465,8 @@ impl Choice {
     }
 }
 
-/// An id for a call to which the model gave none: nine letters and digits. Mistral's templates take nothing else, and others take that, too.
+/// An id for a call without one from the model: nine letters and digits. Mistral's templates accept nothing
+/// else, and other templates accept it, too.
 fn call_id(answer: &str, choice: usize, index: usize) -> String {
     const SIGNS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let hash = Sha256::digest(format!("{answer} {choice} {index}"));
@@ -593,8 +595,8 @@ mod tests {
         assert!(unknown.message.contains("it may be `system`, `developer`, `user`"), "{}", unknown.message);
     }
 
-    /// Two calls, letter by letter: the first piece of each has its name, and the others its arguments. Where only one may be, the answer
-    /// ends with it.
+    /// Two calls, letter by letter: the first piece of each has its name, and the others its arguments. If
+    /// only one call is allowed, the answer ends with it.
     #[test]
     fn calls_come_in_pieces() {
         let tool = json!({"type": "function", "function": {"name": "f"}});

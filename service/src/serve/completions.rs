@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts that go on.
+//! `/v1/completions`: continuations of texts.
 
 use super::Server;
 use super::answers::{Answers, Piece, encode};
@@ -14,13 +14,13 @@ use moec_runtime::serving::sampler::{LogProbabilities, MAX_TOP_LOGPROBS};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Most prompts of a request.
+/// Maximum number of prompts of a request.
 const MAX_PROMPTS: usize = 64;
 
 /// Answers a request.
 ///
 /// # Errors
-/// What cannot be read, or does not fit.
+/// Invalid fields, or a prompt that does not fit.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
     let CompletionRequest { text, prompts, mut options } = read(&server, &body.value).await?;
     options.record = Arc::clone(&body.record);
@@ -40,7 +40,7 @@ pub(super) struct CompletionRequest {
 /// Reads a request.
 ///
 /// # Errors
-/// What cannot be read, or does not fit.
+/// Invalid fields, or a prompt that does not fit.
 pub(super) async fn read(server: &Server, body: &Value) -> Answer<CompletionRequest> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
@@ -151,13 +151,13 @@ impl ResponseFormat for Completion {
     }
 }
 
-/// Log-probabilities of a token, as lists of one.
+/// Log-probabilities of a token, as lists with one entry.
 fn of_token(l: &LogProbabilities, offset: usize, names: &Names) -> Value {
     let mut top = Map::new();
     for &(id, p) in &l.most_probable {
         let mut key = name(&names.bytes(id));
         if top.contains_key(&key) {
-            // Several tokens may be one text.
+            // Several tokens may have the same text.
             key = format!("token_id:{id}");
         }
         top.insert(key, json!(p));
@@ -170,7 +170,7 @@ fn of_token(l: &LogProbabilities, offset: usize, names: &Names) -> Value {
     })
 }
 
-/// Puts lists after lists of the same names.
+/// Appends lists to the lists of the same names.
 fn join(lists: &mut Value, more: Value) {
     let (Some(lists), Value::Object(more)) = (lists.as_object_mut(), more) else { return };
     for (name, mut list) in more {

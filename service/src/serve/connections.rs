@@ -1,4 +1,4 @@
-//! Connections: how many there may be, in all and of one address, and how long a client may take for each part of them.
+//! Connections: limits on their number, in total and per address, and on a client's time for each part.
 
 use super::error::ApiError;
 use axum::http::StatusCode;
@@ -15,26 +15,27 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Sleep, sleep, timeout};
 
-/// Refused connections at a time that are given time to read why; others are closed at once.
+/// Maximum number of refused connections at a time that are given time to read the reason; others are closed
+/// at once.
 const REFUSALS: usize = 128;
 /// Time that a refused client may take to read the reason.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
-/// Most connections.
+/// Limits on the number of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) total: usize,
     pub(super) per_address: usize,
 }
 
-/// Connections that are open, by address.
+/// Open connections, by address.
 pub(super) struct Connections {
     limits: Limits,
     open: Mutex<HashMap<IpAddr, usize>>,
     refusals: Arc<Semaphore>,
 }
 
-/// One of them, until it is dropped.
+/// An open connection, until it is dropped.
 pub(super) struct Admission {
     connections: Arc<Connections>,
     address: IpAddr,
@@ -48,7 +49,7 @@ impl Connections {
     /// Admits a connection from an address.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// A limit is reached.
     pub(super) fn admit(self: &Arc<Self>, from: IpAddr) -> Result<Admission, ApiError> {
         let address = network(from);
         let Limits { total, per_address } = self.limits;
@@ -74,17 +75,17 @@ impl Connections {
     pub(super) fn refuse(&self, mut stream: TcpStream, why: &ApiError) {
         let answer = why.http1();
         let Ok(turn) = Arc::clone(&self.refusals).try_acquire_owned() else {
-            // The client may lose it, if it has sent something.
+            // The client may lose the answer, if it has sent something.
             let _ = stream.into_std().and_then(|mut stream| stream.write(answer.as_bytes()));
             return;
         };
         tokio::spawn(async move {
             let refusal = async {
                 stream.writable().await?;
-                // A new connection has room for it.
+                // A new connection has buffer space for it.
                 stream.try_write(answer.as_bytes())?;
                 poll_fn(|context| Pin::new(&mut stream).poll_shutdown(context)).await?;
-                // Closing a connection whose client has sent what was not read resets it, and the client loses the answer.
+                // Closing a connection with unread input resets it, and the client loses the answer.
                 let mut unread = [0; 4096];
                 loop {
                     stream.readable().await?;
@@ -95,7 +96,7 @@ impl Connections {
                     }
                 }
             };
-            // A client that does not read it in time is none to wait for.
+            // A client that does not read it in time is not waited for.
             let _ = timeout(REFUSAL_TIME, refusal).await;
             drop(turn);
         });
@@ -114,7 +115,8 @@ impl Drop for Admission {
     }
 }
 
-/// Network that counts as one address: of IPv6 the first half, since the owner of one address has all of its second half.
+/// Network that counts as one address: of IPv6 the first half, since the owner of one address has all of its
+/// second half.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
@@ -126,7 +128,7 @@ fn network(address: IpAddr) -> IpAddr {
 pub(super) struct WriteTimeout {
     stream: TcpStream,
     limit: Duration,
-    /// Runs while a write waits.
+    /// Timer that runs while a write waits.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
@@ -135,7 +137,7 @@ impl WriteTimeout {
         Self { stream, limit, waits: None }
     }
 
-    /// Result of a write, or the error that it waits too long.
+    /// Result of a write, or an error if it waits too long.
     fn in_time<T>(&mut self, context: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.waits = None;

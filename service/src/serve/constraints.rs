@@ -1,4 +1,4 @@
-//! Processes that hold answers to a grammar, and the requests that get one.
+//! Processes for grammars of answers, and the requests that use them.
 
 use super::error::{Answer, ApiError};
 use crate::grammar::Grammar;
@@ -8,8 +8,8 @@ use moec_runtime::Constraint;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Processes for grammars. Each serves one request at a time, and there are no more than slots: with [`worker::MEMORY`] for each, that
-/// bounds what all grammars take together.
+/// Processes for grammars. Each serves one request at a time, and there are no more than slots: with
+/// [`worker::MEMORY`] for each, this bounds the memory of all grammars.
 ///
 /// [`worker::MEMORY`]: crate::grammar::worker
 pub(super) struct Constraints {
@@ -21,7 +21,7 @@ pub(super) struct Constraints {
 }
 
 impl Constraints {
-    /// `slots`: sequences at a time; `queue`: sequences that may wait.
+    /// Creates them for `slots` sequences at a time and a queue of `queue` sequences.
     pub(super) fn new(workers: Workers, slots: usize, queue: usize) -> Self {
         let accepted = slots.saturating_add(queue).min(Semaphore::MAX_PERMITS);
         Self {
@@ -31,10 +31,10 @@ impl Constraints {
         }
     }
 
-    /// A constraint for each of `n` answers. Where this is given up, compiling ends, too.
+    /// A constraint for each of `n` answers. If the future is dropped, compilation ends, too.
     ///
     /// # Errors
-    /// A grammar that cannot be used, or takes too much; too many wait.
+    /// A grammar that cannot be used, or exceeds its limits; too many wait.
     pub(super) async fn make(&self, grammar: Grammar, n: usize) -> Answer<Vec<Box<dyn Constraint>>> {
         let accepted = Arc::clone(&self.accepted).try_acquire_owned().map_err(|_| {
             let message = "too many requests whose answers are held to a grammar wait";

@@ -1,11 +1,12 @@
-//! Errors as OpenAI's clients read them: a status, and an object `error` with message, type, parameter and code.
+//! Errors in the format of OpenAI's clients: a status, and an object `error` with message, type, parameter
+//! and code.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use moec_runtime::{Error, Fault, Limit};
 use serde_json::{Value, json};
 
-/// Seconds after which a client that was sent away may ask again.
+/// Seconds after which a refused client may try again.
 const RETRY_AFTER: &str = "1";
 
 /// An error response.
@@ -30,12 +31,12 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request that cannot be answered as it stands.
+    /// An invalid request; `param` is the field.
     pub(super) fn bad(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// Of a field of something that stands at `place`.
+    /// Prefixes the field with the place of its object.
     pub(super) fn at(self, place: &str) -> Self {
         let param = self.param.map(|param| format!("{place}.{param}"));
         Self { message: format!("`{place}`: {}", self.message), param, ..self }
@@ -45,12 +46,12 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// Whether the client may ask again soon.
+    /// Whether the client may try again soon.
     fn is_passing(&self) -> bool {
         matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
     }
 
-    /// The answer of a connection that nothing is read from, as HTTP writes it.
+    /// The raw HTTP response for a connection whose request is not read.
     pub(super) fn http1(&self) -> String {
         let (status, body) = (self.status, self.json().to_string());
         let retry = if self.is_passing() { format!("retry-after: {RETRY_AFTER}\r\n") } else { String::new() };
@@ -60,7 +61,7 @@ impl ApiError {
         )
     }
 
-    /// The object that a body, or an event of a stream, holds.
+    /// The object in a body, or in an event of a stream.
     pub(super) fn json(&self) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -72,7 +73,7 @@ impl ApiError {
     }
 }
 
-/// Remedy for a client, in the fields of requests. Hints that name options of a command line are left out.
+/// Remedy for a client, in terms of request fields. Hints that name command-line options are left out.
 pub(super) fn hint(own: Option<String>) -> String {
     own.filter(|hint| !hint.contains("`-")).map_or_else(String::new, |hint| format!("; hint: {hint}"))
 }

@@ -1,5 +1,5 @@
-//! The fields of a request, read with their types: what is missing or null is not there, what is unknown is passed over, and a
-//! wrong type is named.
+//! Typed access to the fields of a request. Null counts as missing, unknown fields are ignored, and a wrong
+//! type is an error that names the field.
 
 use super::error::{Answer, ApiError};
 use serde_json::{Map, Value};
@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 pub(super) struct Fields<'v>(&'v Map<String, Value>);
 
 impl<'v> Fields<'v> {
-    /// Of a value that has to be an object; `what`: where it stands.
+    /// The fields of a value that must be an object; `what` is its place.
     pub(super) fn of(value: &'v Value, what: &str) -> Answer<Self> {
         value.as_object().map(Self).ok_or_else(|| wrong(what, "an object", value))
     }
 
-    /// A field that is there and not null.
+    /// A field that is present and not null.
     pub(super) fn get(self, name: &str) -> Option<&'v Value> {
         self.0.get(name).filter(|v| !v.is_null())
     }
@@ -51,7 +51,7 @@ impl<'v> Fields<'v> {
         self.read(name, &kind, read)
     }
 
-    /// Any integer, as its 64 bits.
+    /// Any integer, as 64 bits.
     pub(super) fn bits(self, name: &str) -> Answer<Option<u64>> {
         self.read(name, "an integer", |v| v.as_u64().or_else(|| v.as_i64().map(|n| n as u64)))
     }

@@ -1,4 +1,4 @@
-//! Routes, and who may ask.
+//! Routes, and access checks.
 
 use super::body::{self, Body};
 use super::connections::{Connections, Limits, WriteTimeout};
@@ -25,10 +25,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// Bytes of the head of a request, and of what a connection holds of a body or an answer.
+/// Maximum bytes of a request's head, and of the parts of a body or an answer that a connection buffers.
 const HEAD: usize = 64 << 10;
-/// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. None is
-/// a name that an attacker can register.
+/// Names of this machine, in addition to those under `localhost` (RFC 6761, §6.3); Docker has one for
+/// requests from a container. An attacker can register none of them.
 const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
@@ -36,7 +36,7 @@ const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                            img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves until a signal comes, and what has begun until it is done, or until another signal comes.
+/// Serves until a signal comes; then finishes the requests in progress, or stops at another signal.
 ///
 /// # Errors
 /// The listener cannot be used.
@@ -59,7 +59,7 @@ pub(super) async fn serve(
             () = signals.next() => break,
         };
         let Ok((stream, from)) = accepted else {
-            // Such as too many open files: others may end meanwhile.
+            // For example too many open files: others may be closed meanwhile.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
@@ -70,12 +70,12 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        // Tokens are small and wanted at once. Without it they come all the same.
+        // Tokens are small and needed at once. If this fails, they still arrive.
         let _ = stream.set_nodelay(true);
         let stream = WriteTimeout::new(stream, server.client_timeout);
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), app.clone()));
         tokio::spawn(async move {
-            // A client that breaks off is no concern of others.
+            // A client that breaks off does not concern others.
             let _ = connection.await;
             drop(admission);
         });
@@ -115,7 +115,7 @@ fn routes(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// Refuses requests of clients that may not ask, or from places that may not.
+/// Refuses requests of clients without access, or from origins without access.
 async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let asks = request.method() == Method::OPTIONS && server.cors.is_some();
     let path = request.uri().path();
@@ -148,25 +148,26 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     response
 }
 
-/// The headers that a page of `origin` asks leave to send: clients have some of their own.
+/// The headers that a page of `origin` asks to send in a preflight: clients have some of their own.
 fn wanted_headers(origin: &HeaderValue, headers: &HeaderMap) -> Option<HeaderValue> {
     let allowed = origin == "*" || headers.get(header::ORIGIN) == Some(origin);
     headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).filter(|_| allowed).cloned()
 }
 
-/// Whether a request names this machine. A page whose name was made to lead here sends that name; what sends none is no browser.
+/// Whether a request names this machine. A page with a name that was made to resolve to this machine sends
+/// that name; a request without a name is not from a browser.
 fn is_local(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let Ok(host) = Authority::try_from(host.as_bytes()) else { return false };
     let name = host.host().trim_matches(['[', ']']).to_ascii_lowercase();
-    // A dot at the end says that the name is whole.
+    // A dot at the end marks a fully qualified name.
     let name = name.strip_suffix('.').unwrap_or(&name);
     let local = LOCAL.contains(&name) || name.ends_with(".localhost");
     local || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ. The scheme before
-/// it may be in capitals or not (RFC 9110, §11.1).
+/// Whether a request has the key, if one is required. The comparison takes the same time wherever the keys
+/// differ. The scheme before the key is case-insensitive (RFC 9110, §11.1).
 fn is_allowed(server: &Server, headers: &HeaderMap) -> bool {
     const SCHEME: &[u8] = b"Bearer ";
     let Some(key) = &server.key else { return true };
@@ -199,7 +200,7 @@ async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Ans
     Err(ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found"))
 }
 
-/// The model, as OpenAI's list has it; `max_model_len` as vLLM's.
+/// The model in the format of OpenAI's list, with vLLM's `max_model_len`.
 fn described(server: &Server) -> Value {
     json!({
         "id": server.model,

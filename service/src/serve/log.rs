@@ -1,4 +1,4 @@
-//! A line on standard error for each request, where that is wanted.
+//! A line on standard error for each request, if requested.
 
 use super::error::Reason;
 use axum::body::{Body, Bytes};
@@ -27,7 +27,7 @@ pub(super) enum LogFormat {
 }
 
 impl LogFormat {
-    /// Writer of the lines of the thread that it is the default of.
+    /// Creates the writer of lines for threads on which it is the default.
     ///
     /// # Errors
     /// There is no standard error.
@@ -40,21 +40,21 @@ impl LogFormat {
     }
 }
 
-/// Standard error beside its lock, which the thread of the engine holds as long as it runs.
+/// Standard error without its lock, which the engine's thread holds as long as it runs.
 #[cfg(unix)]
 fn stderr() -> io::Result<File> {
     use std::os::fd::AsFd as _;
     Ok(io::stderr().as_fd().try_clone_to_owned()?.into())
 }
 
-/// Standard error beside its lock, which the thread of the engine holds as long as it runs.
+/// Standard error without its lock, which the engine's thread holds as long as it runs.
 #[cfg(windows)]
 fn stderr() -> io::Result<File> {
     use std::os::windows::io::AsHandle as _;
     Ok(io::stderr().as_handle().try_clone_to_owned()?.into())
 }
 
-/// Figures of a request, from its handler and from its answers.
+/// Statistics of a request, from its handler and from its answers.
 #[derive(Debug)]
 pub(super) struct Record {
     start: Instant,
@@ -77,24 +77,24 @@ impl Default for Record {
 }
 
 impl Record {
-    /// One more prompt.
+    /// Counts a prompt.
     pub(super) fn prompt(&self, tokens: usize) {
         self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// So many tokens of a prompt were in a slot already.
+    /// Counts tokens of a prompt that were in a slot already.
     pub(super) fn cached(&self, tokens: usize) {
         self.cached_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// One more token of an answer.
+    /// Counts a token of an answer.
     pub(super) fn token(&self) {
         self.completion_tokens.fetch_add(1, Ordering::Relaxed);
         self.first_token.get_or_init(|| self.start.elapsed());
     }
 }
 
-/// Answers a request, and logs it when its answer has gone out.
+/// Answers a request, and logs it after its answer was sent.
 pub(super) async fn log(mut request: Request, next: Next) -> Response {
     if !tracing::enabled!(Level::INFO) {
         return next.run(request).await;
@@ -114,7 +114,7 @@ fn reason(response: &Response) -> Option<String> {
     response.extensions().get().map(|Reason(message)| message.clone())
 }
 
-/// Fields that are logged with its end.
+/// Fields that are logged at the end of a request.
 struct Line {
     record: Arc<Record>,
     method: Method,
@@ -147,7 +147,7 @@ impl Line {
     }
 }
 
-/// The body of an answer. It is over when it is dropped: at its end, or where the client has gone away.
+/// The body of an answer. Its request ends when it is dropped: at the end, or if the client has disconnected.
 struct Logged {
     body: Body,
     line: Line,

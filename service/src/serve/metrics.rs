@@ -15,7 +15,7 @@ const BOUNDS: [f64; 14] =
 /// Times, counted by buckets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Histogram {
-    /// Those above all bounds are in the last one.
+    /// Values above all bounds are in the last one.
     counts: [u64; BOUNDS.len() + 1],
     sum: f64,
 }
@@ -55,7 +55,7 @@ struct State {
     answered: Histogram,
 }
 
-/// Figures that the engine's thread writes and requests read.
+/// Statistics that the engine's thread writes and requests read.
 #[derive(Debug)]
 pub(super) struct Metrics {
     memory: Memory,
@@ -100,7 +100,7 @@ impl Metrics {
         self.with(|s| s.answered.add(time));
     }
 
-    /// The text.
+    /// The text in Prometheus' format.
     pub(super) fn text(&self) -> String {
         let s = self.with(|s| *s);
         let c = s.counters;
@@ -217,7 +217,7 @@ impl Metrics {
     }
 }
 
-/// Bytes of memory that the process has now.
+/// Current memory of the process, in bytes.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;

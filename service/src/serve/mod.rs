@@ -1,7 +1,8 @@
 //! `serve`: an OpenAI-compatible HTTP server.
 //!
-//! One thread owns the engine ([`worker`]): it steps the scheduler and takes requests from a channel. Everything else, connections,
-//! text and JSON, is asynchronous on another one ([`http`]), and never waits for a kernel.
+//! One thread owns the engine ([`worker`]): it steps the scheduler and takes requests from a channel.
+//! Everything else, connections, text and JSON, is asynchronous on another one ([`http`]), and never waits
+//! for a kernel.
 
 mod answers;
 mod body;
@@ -49,15 +50,16 @@ use worker::Command;
 
 pub use requests::{RequestPrompts, Requests};
 
-/// A file of a template.
+/// Limit of a template's file.
 const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
 /// The variable with the key that clients must send.
 const KEY: &str = "MOEC_API_KEY";
 
 /// Start an OpenAI-compatible HTTP server with a web page to chat.
 ///
-/// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`. Sequences of all clients are
-/// decoded together, as many as the KV cache has slots, the largest number of `decode_batch` in `model.toml`, and as memory is free for.
+/// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`.
+/// Sequences of all clients are decoded together, as many as the KV cache has slots, the largest number of
+/// `decode_batch` in `model.toml`, and as memory is free for.
 #[derive(Args)]
 struct Serve {
     /// Address to bind; use 0.0.0.0 to accept remote connections
@@ -78,7 +80,8 @@ struct Serve {
     /// Maximum number of queued sequences; further requests get HTTP 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: usize,
-    /// Seconds after which an answer that is not done is cut, with `finish_reason` "length"; waiting for a slot does not count
+    /// Seconds after which an answer that is not done is cut, with `finish_reason` "length"; waiting for a
+    /// slot does not count
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
     /// Bytes that the body of a request may have
@@ -87,19 +90,23 @@ struct Serve {
     /// Connections that may be open at a time; more are answered with status 503
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     max_connections: usize,
-    /// Connections of one address; more get status 429. Behind a proxy all have its address: give what `--max-connections` has
+    /// Connections of one address; more get status 429. Behind a proxy all have its address: give what
+    /// `--max-connections` has
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     max_connections_per_address: usize,
-    /// Seconds that a client may take for the head of a request, for its body, for reading on, and between two requests
+    /// Seconds that a client may take for the head of a request, for its body, for reading on, and between
+    /// two requests
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     client_timeout: u64,
     /// Allowed CORS origin, or `*` [default: same origin only]
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<HeaderValue>,
-    /// Tokens of prompts between two steps of decoding, at least one chunk [default: the largest chunk that was compiled]
+    /// Tokens of prompts between two steps of decoding, at least one chunk [default: the largest chunk that
+    /// was compiled]
     #[arg(long, value_name = "N")]
     prompt_tokens: Option<usize>,
-    /// Bitwise-reproducible answers, independent of batching: rows decode one by one, and only whole chunks of prompts are shared
+    /// Bitwise-reproducible answers, independent of batching: rows decode one by one, and only whole chunks
+    /// of prompts are shared
     #[arg(long)]
     exact: bool,
     /// Decode every token with all experts
@@ -132,30 +139,31 @@ struct Server {
     eos: Vec<u32>,
     /// Default sampling options of requests.
     sampling: Sampling,
-    /// The tokenizer, or why there is none.
+    /// The tokenizer, or the reason that there is none.
     text: Result<Arc<Text>, String>,
-    /// Its file.
+    /// Contents of the tokenizer's file.
     tokenizer: Arc<[u8]>,
     constraints: Arc<Constraints>,
     words: OnceLock<Option<Arc<[Word]>>>,
-    /// Chat templates, if the bundle has any, or why they cannot be used.
+    /// Chat templates, if the bundle has any, or the reason that they cannot be used.
     templates: Result<Option<Templates>, String>,
     worker: Sender<Command>,
     metrics: Arc<Metrics>,
     tickets: AtomicU64,
     key: Option<String>,
     cors: Option<HeaderValue>,
-    /// Whether it answers only to the names of this machine: it listens at a loopback address, and wants no key.
+    /// Whether it answers only to the names of this machine: it listens at a loopback address, and requires
+    /// no key.
     local: bool,
-    /// Bytes of a body.
+    /// Maximum bytes of a body.
     body: usize,
-    /// Time of an answer.
+    /// Maximum time of an answer.
     limit: Duration,
     /// Time that a client may take for each part of a request.
     client_timeout: Duration,
-    /// Turns of large bodies.
+    /// Permits for large bodies.
     large_bodies: Arc<Semaphore>,
-    /// As many turns as there are cores.
+    /// Permits for cores, as many as there are.
     cores: Arc<Semaphore>,
 }
 
@@ -169,19 +177,19 @@ impl Server {
         self.text.as_ref().map(Arc::clone).map_err(missing)
     }
 
-    /// Does what takes a while on a thread of its own, as many at a time as there are cores: others are waiting.
+    /// Runs long work on a thread of its own, as many at a time as there are cores.
     ///
     /// # Errors
     /// It panicked.
     async fn on_core<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
         let failed = |e: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e);
         let turn = Arc::clone(&self.cores).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
-        // The turn goes with the work, which goes on where its client has gone.
+        // The permit moves with the work, which continues even if its client has disconnected.
         let done = tokio::task::spawn_blocking(move || (work(), turn)).await;
         done.map(|(done, _)| done).map_err(|e| failed(e.to_string()))
     }
 
-    /// A name for an answer.
+    /// A unique id for an answer.
     fn name(&self, kind: &str) -> String {
         format!("{kind}-{:x}-{:x}", self.started, self.tickets.fetch_add(1, Ordering::Relaxed))
     }
@@ -191,7 +199,7 @@ impl Server {
         matches!(self.templates, Ok(Some(_)))
     }
 
-    /// The bytes of all tokens, where the tokenizer reports them; read when they are first wanted.
+    /// The bytes of all tokens, if the tokenizer defines them; read at the first use.
     fn words(&self) -> Option<Arc<[Word]>> {
         let read = || {
             let json = serde_json::from_slice(&self.tokenizer).ok()?;
@@ -201,7 +209,7 @@ impl Server {
     }
 }
 
-/// A turn for each core.
+/// A permit for each core.
 fn cores() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(thread::available_parallelism().map_or(1, usize::from)))
 }
@@ -215,7 +223,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let args = Serve::from_arg_matches(matches)
         .map_err(|e| Failure::Use { what: e.to_string(), hint: "see `serve --help`".to_owned() })?;
     let files = context.files(&args.common, true, io)?;
-    // A server that was ended before in this process has set it.
+    // A server that ended earlier in this process has set it.
     interrupt::flag().store(false, Ordering::Relaxed);
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::io("listen at", PathBuf::from(at.to_string()), source);
@@ -297,9 +305,9 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
                 Some(log) => tracing::dispatcher::with_default(log, serve),
                 None => serve(),
             };
-            // What still runs has no client any more.
+            // Tasks that still run have no clients any more.
             runtime.shutdown_background();
-            // Threads beside it may still have the server, and with it a way to ask.
+            // Other threads may still hold the server, and with it a sender of commands.
             let _ = finish.send(Command::Finish);
             done
         })
@@ -313,8 +321,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     }
 }
 
-/// Opens the engine for as many sequences as memory is free for, each with a full context; at least one, and no more than the bundle has
-/// slots. Gives how many.
+/// Opens the engine for as many sequences with a full context as fit into free memory; at least one, and no
+/// more than the bundle has slots. Returns their number.
 fn open<'a>(
     context: &Context<'a>,
     common: &Common,
@@ -333,7 +341,7 @@ fn open<'a>(
     }
 }
 
-/// Number of sequences that are answered at a time, and the reason for no more.
+/// The number of parallel sequences and the reason that there are no more, in words.
 fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
     let slots = engine.program().model.slots.max(1);
     let each = engine.memory().kv as f64 / f64::from(slots) / (1 << 20) as f64;
@@ -345,8 +353,8 @@ fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
     format!("{sequences} sequences at a time ({why}), each with up to {each:.1} MiB of KV cache")
 }
 
-/// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told
-/// to those who request a conversation.
+/// The chat templates of the bundle, or the one of a file, which replaces them all. If those of a bundle
+/// cannot be used, requests for conversations return the reason.
 fn templates(
     files: &BundleReader,
     file: Option<&Path>,
@@ -356,13 +364,13 @@ fn templates(
     let read = regular::read_text(path, TEMPLATE);
     let source = read.map_err(|source| Error::io("read", path.to_owned(), source))?;
     let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
-    // One that is not a template is an error at the start.
+    // An invalid template is an error at the start.
     Template::new(&source, &tokens)?;
     let templates = Templates::new([("default".to_owned(), source)].into(), tokens);
     Ok(Ok(Some(templates)))
 }
 
-/// The bundle's folder, without what marks it as one.
+/// Name of the bundle's folder, without the extension of bundles.
 fn name(context: &Context<'_>) -> String {
     let folder = context.bundle.canonicalize().unwrap_or_else(|_| context.bundle.to_owned());
     let name = folder.file_name().map_or_else(|| "moec".to_owned(), |n| n.to_string_lossy().into_owned());
@@ -376,21 +384,21 @@ struct Signals {
 }
 
 impl Signals {
-    /// Takes them from now on, inside of a runtime.
+    /// Registers the signals, inside of a runtime.
     #[cfg(unix)]
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self { both: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?] })
     }
 
-    /// Takes it from now on.
+    /// Registers the signal.
     #[cfg(not(unix))]
     #[expect(clippy::unnecessary_wraps, reason = "as on Unix")]
     fn new() -> std::io::Result<Self> {
         Ok(Self {})
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     async fn next(&mut self) {
         #[cfg(unix)]
         {

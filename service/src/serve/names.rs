@@ -1,4 +1,4 @@
-//! Names of tokens in log-probabilities: the bytes that they stand for.
+//! Names of tokens in log-probabilities, from their bytes.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -10,15 +10,16 @@ use std::sync::Arc;
 /// Names of tokens.
 pub(super) struct Names {
     text: Arc<Text>,
-    /// All tokens, where the tokenizer reports their bytes.
+    /// All tokens, if the tokenizer defines their bytes.
     words: Option<Arc<[Word]>>,
 }
 
 impl Names {
-    /// Those of a server's tokens. The first ones that are wanted read the vocabulary, which takes a while, and others are waiting.
+    /// Names of a server's tokens. The first use reads the vocabulary, which takes a while, on another
+    /// thread.
     ///
     /// # Errors
-    /// The reading was given up.
+    /// The reading was cancelled.
     pub(super) async fn of(server: &Arc<Server>, text: &Arc<Text>, wanted: bool) -> Answer<Self> {
         let text = Arc::clone(text);
         if !wanted {
@@ -30,7 +31,7 @@ impl Names {
         Ok(Self { text, words })
     }
 
-    /// The bytes of a token; where they are not known, those of its text.
+    /// The bytes of a token; if unknown, those of its text.
     pub(super) fn bytes(&self, id: u32) -> Vec<u8> {
         let word = self.words.as_ref().and_then(|words| words.get(id as usize));
         match word.filter(|word| !word.bytes.is_empty()) {
@@ -40,7 +41,7 @@ impl Names {
     }
 }
 
-/// A token by its bytes: their text, or, where they are a part of a character, as OpenAI writes them: `bytes:\xe2\x82`.
+/// Name of a token by its bytes: their text, or, for a part of a character, OpenAI's form `bytes:\xe2\x82`.
 pub(super) fn name(bytes: &[u8]) -> String {
     str::from_utf8(bytes).map_or_else(|_| format!("bytes:{}", bytes.escape_ascii()), ToOwned::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Common fields of requests of all endpoints: sampling options, number of tokens, and what ends them.
+//! Common fields of requests of all endpoints: sampling options, number of tokens, and stop conditions.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -8,28 +8,29 @@ use crate::sampling::random_seed;
 use moec_runtime::Sampling;
 use std::sync::Arc;
 
-/// Most strings that may end an answer.
+/// Maximum number of stop strings.
 const MAX_STOPS: usize = 16;
-/// Most bytes of each.
+/// Maximum bytes of each.
 const MAX_STOP_BYTES: usize = 256;
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
 
 /// Options of answers.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) sampling: Sampling,
-    /// Tokens of an answer at most; `None`: what the context leaves.
+    /// Maximum number of tokens of an answer; `None`: as many as the context leaves.
     pub(super) tokens: Option<usize>,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     pub(super) n: usize,
     /// Strings that end an answer.
     pub(super) stop: Vec<String>,
-    /// Whether end tokens do not.
+    /// Whether end tokens do not end an answer.
     pub(super) ignore_eos: bool,
-    /// Whether texts have special tokens as they are written.
+    /// Whether special tokens are written out in texts.
     pub(super) special: bool,
-    /// Whether texts go on after their prompts, so that a first word has its space; else each is one by itself.
+    /// Whether texts continue their prompts, so that a first word has its space; else each is a text of its
+    /// own.
     pub(super) behind: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
@@ -38,7 +39,7 @@ pub(super) struct Options {
     pub(super) record: Arc<Record>,
 }
 
-/// Numbers of [`Sampling`] by the names of requests, OpenAI's first.
+/// Getter of a number of [`Sampling`], with its name in requests, OpenAI's first.
 type Number = (&'static str, fn(&mut Sampling) -> &mut f32);
 const NUMBERS: [Number; 7] = [
     ("temperature", |s| &mut s.temperature),
@@ -51,10 +52,10 @@ const NUMBERS: [Number; 7] = [
 ];
 
 impl Options {
-    /// Reads them.
+    /// Reads the options.
     ///
     /// # Errors
-    /// What has a wrong type, or is out of its range.
+    /// Values of a wrong type, or out of range.
     pub(super) fn read(fields: Fields<'_>, server: &Server) -> Answer<Self> {
         if let Some(model) = fields.string("model")?.filter(|m| *m != server.model) {
             let message = format!("there is no model `{model}` here; hint: this is `{}`", server.model);
@@ -109,7 +110,7 @@ impl Options {
         })
     }
 
-    /// Tokens that may follow a prompt: as many as are requested, and no more than the context leaves.
+    /// Number of tokens that may follow a prompt: as many as requested, at most what the context leaves.
     ///
     /// # Errors
     /// There is no room for one.
@@ -124,7 +125,7 @@ impl Options {
     }
 }
 
-/// `logit_bias`: from token ids, as strings, to −100 … 100. −100 forbids a token, as OpenAI has it.
+/// `logit_bias`: from token ids, as strings, to −100 … 100. −100 forbids a token, as in OpenAI's API.
 #[expect(clippy::cast_possible_truncation, reason = "logits are f32, and a bias is between -100 and 100")]
 fn biases(fields: Fields<'_>) -> Answer<Vec<(u32, f32)>> {
     let name = "logit_bias";

@@ -1,4 +1,4 @@
-//! Requests as the server reads them, without an engine that answers: for fuzzing.
+//! Reader of requests as in the server, without an engine: for fuzzing.
 
 use super::constraints::Constraints;
 use super::error::Answer;
@@ -19,11 +19,12 @@ pub struct Requests {
     runtime: tokio::runtime::Runtime,
 }
 
-/// Work of the engine for a request: prompts in tokens, and how many tokens may follow each.
+/// Work of the engine for a request: prompts in tokens, and the number of tokens that may follow each.
 pub type RequestPrompts = Vec<(Vec<u32>, usize)>;
 
 impl Requests {
-    /// A reader for a model of that vocabulary and context, with a tokenizer (`tokenizer.json`) and a chat template.
+    /// Creates a reader for a model with this vocabulary and context, with a tokenizer (`tokenizer.json`) and
+    /// a chat template.
     ///
     /// # Errors
     /// The tokenizer cannot be used.
@@ -63,7 +64,7 @@ impl Requests {
         Ok(Self { server: Arc::new(server), runtime: runtime.map_err(|e| e.to_string())? })
     }
 
-    /// Reads the body of a request for a conversation, or for a text that goes on.
+    /// Reads the body of a request for a conversation, or for a continuation of a text.
     ///
     /// # Errors
     /// Status and message of the answer that refuses it.

@@ -1,4 +1,4 @@
-//! Answers as they go out: whole, or as events.
+//! Output of answers: as a whole, or as events.
 
 use super::Server;
 use super::answers::{Answers, Piece};
@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Events that wait for a client that reads slowly.
+/// Maximum number of events that wait for a slow client.
 const EVENTS: usize = 64;
 
 /// Format of an endpoint's responses.
 pub(super) trait ResponseFormat: Send + 'static {
-    /// An event before all others of an answer, where the format has one.
+    /// An event before all others of an answer, if the format has one.
     fn first(&mut self, _choice: usize) -> Option<Value> {
         None
     }
 
-    /// The event of a piece; none where nothing comes of it yet.
+    /// The event of a piece; `None` if the piece has no output yet.
     fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value>;
 
     /// Whether an answer is complete in this format, although the model goes on.
@@ -35,7 +35,7 @@ pub(super) trait ResponseFormat: Send + 'static {
         false
     }
 
-    /// All answers at once, by their pieces.
+    /// All answers in one response, from their pieces.
     fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value;
 
     /// The event with the usage.
@@ -45,7 +45,7 @@ pub(super) trait ResponseFormat: Send + 'static {
 /// Answers prompts.
 ///
 /// # Errors
-/// As [`Answers::submit`]; of what is not streamed, also what goes wrong later.
+/// As [`Answers::submit`]; without streaming, also later errors.
 pub(super) async fn answer(
     server: Arc<Server>,
     text: Arc<Text>,
@@ -65,7 +65,7 @@ pub(super) async fn answer(
         return Ok(axum::Json(format.whole(pieces, &answers, &names)).into_response());
     }
     let (events, body) = channel(EVENTS);
-    // A stream that was refused has a status of its own.
+    // A refused stream has its own status.
     let (taken, refused) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
         let mut answers = match Answers::submit(&server, &text, prompts, &options, constraints).await {
@@ -76,7 +76,7 @@ pub(super) async fn answer(
             return;
         }
         tokio::select! {
-            // Who has gone away waits for nothing: what is dropped here is cancelled.
+            // A client that has disconnected waits for nothing: dropping the answers cancels them.
             () = events.closed() => {}
             _ = send(&events, &mut answers, &names, &mut format, choices, options.usage) => {}
         }
@@ -124,7 +124,7 @@ async fn send(
                 }
             }
             Ok(None) => break,
-            // Its status has gone out long before.
+            // Its status was sent long before.
             Err(e) => return event(events, &e.json()).await,
         }
     }

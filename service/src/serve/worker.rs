@@ -1,4 +1,4 @@
-//! The thread that owns the engine: it takes requests from a channel, steps the scheduler, and tells what comes of them.
+//! The thread that owns the engine: it takes requests from a channel, steps the scheduler, and sends events.
 
 use super::metrics::Metrics;
 use moec_runtime::serving::scheduler::{Event, Id, Job, Scheduler, StepWork};
@@ -14,29 +14,29 @@ pub(super) enum Command {
     Submit(Submission),
     /// Requests whose clients have gone.
     Cancel(u64),
-    /// Nothing follows: it ends as soon as no client waits.
+    /// No more commands follow: it ends as soon as no client waits.
     Finish,
-    /// It is to end at once, even if clients wait.
+    /// It must end at once, even if clients wait.
     End,
 }
 
 /// Sequences that clients wait for.
 pub(super) struct Submission {
-    /// Names it.
+    /// Its name.
     pub(super) ticket: u64,
     pub(super) job: Job<'static>,
-    /// The choice of the answer that its first sequence is.
+    /// Index of the choice of its first sequence.
     pub(super) first: usize,
     pub(super) replies: UnboundedSender<Reply>,
 }
 
-/// Its result.
+/// Reply to a submission.
 pub(super) enum Reply {
-    /// It will be computed.
+    /// It is accepted.
     Accepted,
-    /// It will not.
+    /// It is refused.
     Refused(Error),
-    /// Something became of a choice.
+    /// An event of a choice.
     Of(usize, Event),
 }
 
@@ -53,7 +53,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A sequence, and who waits for it.
+/// A sequence, and the client that waits for it.
 struct Waiter {
     ticket: u64,
     choice: usize,
@@ -66,7 +66,7 @@ struct Waiter {
 /// Works until no more requests can come and all are answered.
 ///
 /// # Errors
-/// As [`Scheduler::step`]; [`Error::Interrupted`] where it is to end at once.
+/// As [`Scheduler::step`]; [`Error::Interrupted`] if it must end at once.
 pub(super) fn work(
     scheduler: &mut Scheduler<'_, '_, 'static>,
     commands: &Receiver<Command>,
@@ -139,7 +139,7 @@ fn submit(
                     Waiter { ticket, choice: first + i, replies: replies.clone(), submitted, last: None };
                 waiters.insert(id, waiter);
             }
-            // Who does not listen cancels.
+            // A client that does not listen cancels.
             let _ = replies.send(Reply::Accepted);
         }
         Err(e) => {

@@ -12,18 +12,20 @@ use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Steps of a template beside those for its input; each stands for 64 bytes that it may take, too.
+/// Steps of a template in addition to those for its input; each also counts for 64 bytes that it may
+/// allocate.
 const FUEL: u64 = 2_000_000;
-/// Steps more for each byte of a conversation.
+/// Additional steps for each byte of a conversation.
 const FUEL_PER_BYTE: u64 = 16;
-/// Macros and blocks inside each other.
+/// Maximum nesting of macros and blocks.
 const RECURSION: usize = 200;
 /// Tag that stands for the end of a message that is to be continued.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Names under which a message carries the reasoning before it.
+/// Names of the field for the reasoning in a message.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A chat template, parsed in this process. What comes from outside may overflow its stack or fill its memory: see [`Template`](super::Template).
+/// A chat template, parsed in this process. Untrusted templates may overflow the stack or fill the memory:
+/// see [`Template`](super::Template).
 #[derive(Debug)]
 pub struct Engine {
     env: Environment<'static>,
@@ -31,14 +33,14 @@ pub struct Engine {
     tokens: Vec<(String, Value)>,
 }
 
-/// The name that errors give it.
+/// Name of the template in errors.
 const NAME: &str = "chat template";
 
 impl Engine {
     /// Parses a template. `tokens`: special tokens, as variables.
     ///
     /// # Errors
-    /// A source that is too long, or is no template.
+    /// A source that is too long, or is not a template.
     pub fn new(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self> {
         if source.len() > MAX_SOURCE {
             let what = format!("the chat template has {} bytes; {MAX_SOURCE} are the most", source.len());
@@ -51,7 +53,7 @@ impl Engine {
         Ok(Self { env, source: prepared, tokens })
     }
 
-    /// Names of its variables beside the conversation and the special tokens, in alphabetical order.
+    /// Names of its variables, without the conversation and the special tokens, in alphabetical order.
     pub fn variables(&self) -> Vec<String> {
         let known = ["messages", "tools", "documents", "add_generation_prompt"];
         let template = self.env.template_from_named_str(NAME, &self.source);
@@ -69,7 +71,8 @@ impl Engine {
     /// The prompt for a conversation.
     ///
     /// # Errors
-    /// What the template raises; a template that takes too much time, memory or depth; a last message that cannot be continued.
+    /// Errors that the template raises; a template that takes too much time, memory or depth; a last message
+    /// that cannot be continued.
     pub fn render(&self, request: &Render<'_>) -> Result<String> {
         let mut messages: Vec<Json> = request.messages.iter().map(aliased).collect();
         let last = request.continue_final_message.then(|| tag_last(&mut messages)).transpose()?;
@@ -105,12 +108,12 @@ impl Engine {
     }
 }
 
-/// JSON as templates see it.
+/// Converts JSON to a template's value.
 fn value(json: &Json) -> Value {
     Value::deserialize(json).unwrap_or(Value::UNDEFINED)
 }
 
-/// Bytes of a message's texts, keys and numbers, about.
+/// Approximate bytes of a message's texts, keys and numbers.
 fn size(value: &Json) -> usize {
     match value {
         Json::String(s) => s.len(),
@@ -123,7 +126,7 @@ fn size(value: &Json) -> usize {
 /// Environment of templates beside their variables.
 fn environment(fuel: Option<u64>) -> Environment<'static> {
     let mut env = Environment::new();
-    // With marks as they are by default, building a syntax does not fail.
+    // With default delimiters, building a syntax does not fail.
     if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
         env.set_syntax(syntax);
     }
@@ -155,7 +158,7 @@ fn strftime(now: DateTime<FixedOffset>, format: &str) -> Result<String, minijinj
     written.map(|()| out).map_err(|_| invalid(format!("`{format}` is not a format of a time")))
 }
 
-/// `tojson` as transformers has it: nothing is escaped for HTML.
+/// `tojson` as in transformers: nothing is escaped for HTML.
 fn tojson(
     state: &State<'_, '_>,
     value: &Value,
@@ -188,7 +191,7 @@ fn tojson(
     python::json(state, value, &style).map(Value::from)
 }
 
-/// An engine's error in our words: the line, and what it says.
+/// An engine's error as an error of this crate: the line, and the message.
 fn explain(e: &minijinja::Error) -> Error {
     let place = e.line().map_or_else(String::new, |line| format!(", line {line}"));
     let what = e.detail().map_or_else(|| e.kind().to_string(), ToOwned::to_owned);
@@ -202,7 +205,7 @@ fn explain(e: &minijinja::Error) -> Error {
     }
 }
 
-/// A message with the reasoning before it under every name that templates read, as transformers copies it.
+/// A message with its reasoning under every name that templates read, as in transformers.
 fn aliased(message: &Json) -> Json {
     let Json::Object(map) = message else { return message.clone() };
     let Some(reasoning) = REASONING.iter().find_map(|key| map.get(*key).filter(|v| !v.is_null())) else {
@@ -215,7 +218,7 @@ fn aliased(message: &Json) -> Json {
     Json::Object(all)
 }
 
-/// Marks where the last message ends. Gives its text.
+/// Marks the end of the last message; returns its text.
 fn tag_last(messages: &mut [Json]) -> Result<String> {
     let none = || Error::new("there is no last message with a text to continue");
     let content = messages.last_mut().and_then(|m| m.get_mut("content")).ok_or_else(none)?;
@@ -238,11 +241,12 @@ fn untag(rendered: &str, last: &str) -> Result<String> {
         Error::new("the chat template leaves out a part of the last message, so that it cannot be continued")
     })?;
     let (text, rest) = rendered.split_at(at);
-    // Where the template has trimmed the message, what stands before the mark is trimmed, too.
+    // If the template has trimmed the message, the text before the tag is trimmed, too.
     Ok(if rest.starts_with(TAG) { text } else { text.trim_end() }.to_owned())
 }
 
-/// `{% generation %}` blocks, with which transformers marks what the model says, as blocks that do nothing.
+/// Replaces `{% generation %}` blocks, with which transformers marks the model's output, by blocks without
+/// effect.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

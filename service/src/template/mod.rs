@@ -1,8 +1,9 @@
-//! Chat templates: conversations become prompts, as transformers' `apply_chat_template` renders them.
+//! Chat templates: render conversations as prompts, like transformers' `apply_chat_template`.
 //!
-//! A template is a program that came with a model, so it is not trusted. The engine counts steps, but parsing recurses on a
-//! template's structure, and some functions take memory without a step. So a template is parsed and rendered in a process of its
-//! own (`worker`), under limits of the operating system, which ends without taking the server with it.
+//! A template is a program that came with a model, so it is not trusted. The engine counts steps, but parsing
+//! recurses on a template's structure, and some functions allocate memory without a step. So a template is
+//! parsed and rendered in a process of its own (`worker`), under limits of the operating system. If that
+//! process ends, the server continues.
 
 pub mod engine;
 mod prompt;
@@ -22,28 +23,28 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use worker::{Failure, JOB, MEMORY, Request, TIME};
 
-/// Most bytes of a template's source; those that are published have 20 KB.
+/// Maximum bytes of a template's source; published ones have 20 KB.
 pub const MAX_SOURCE: usize = 1 << 20;
-/// A bundle's chat templates.
+/// File of a bundle's chat templates.
 pub const FILE: &str = "artifacts/chat_template.json";
-/// That file.
+/// Limit of that file.
 const LIMIT: regular::Limit = regular::Limit { what: "chat templates", bytes: 16 << 20 };
 
-/// The chat templates of a bundle, as the build found them, and the special tokens that they may name.
+/// The chat templates of a bundle, and the special tokens that they may name.
 #[derive(Clone, Debug)]
 pub struct Templates {
-    /// Source by name; the one for conversations is `default`, that for tools `tool_use` where there is one.
+    /// Source by name; the one for conversations is `default`, that for tools is `tool_use`, if there is one.
     pub templates: BTreeMap<String, String>,
-    /// `bos_token` and its like, with their text.
+    /// `bos_token` and similar variables, with their text.
     pub tokens: BTreeMap<String, String>,
     pool: Arc<Pool>,
 }
 
 impl Templates {
-    /// Reads those of a bundle; none if it has no template.
+    /// Reads the templates of a bundle; `None` if it has none.
     ///
     /// # Errors
-    /// A file that is no such thing, or is not as it was built.
+    /// An invalid file, or one that was changed after the build.
     pub fn open(bundle: &BundleReader) -> Result<Option<Self>> {
         let read = bundle.read_if_any(FILE, LIMIT)?;
         read.map(|bytes| Self::parse(&bytes)).transpose().map_err(|why| {
@@ -52,10 +53,10 @@ impl Templates {
         })
     }
 
-    /// Reads them as a bundle keeps them.
+    /// Reads the templates from a bundle's file.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The reason that the text is invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let whole: Json = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let part = |key: &str| -> Result<BTreeMap<String, String>, String> {
@@ -72,7 +73,8 @@ impl Templates {
         Self { templates, tokens, pool: Pool::new(JOB, Vec::new()) }
     }
 
-    /// The one for a conversation, as transformers chooses: `tool_use` where there are tools and it exists, else `default`.
+    /// The template for a conversation, as in transformers: `tool_use` if there are tools and it exists, else
+    /// `default`.
     ///
     /// # Errors
     /// There is none.
@@ -97,16 +99,16 @@ impl Templates {
     }
 }
 
-/// Values that a template renders.
+/// Input of a template.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Render<'a> {
     /// Messages, each an object with `role` and `content`.
     pub messages: &'a [Json],
     /// Functions that the model may call, as JSON schemas in OpenAI's form.
     pub tools: Option<&'a [Json]>,
-    /// Texts that an answer may be founded on.
+    /// Texts that an answer may be based on.
     pub documents: Option<&'a [Json]>,
-    /// Whether the beginning of an answer follows.
+    /// Whether the start of an answer is appended.
     pub add_generation_prompt: bool,
     /// Whether the last message is left open, to be continued.
     pub continue_final_message: bool,
@@ -126,7 +128,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// A template that parses. `tokens`: special tokens, as variables.
+    /// Checks and creates a template. `tokens`: special tokens, as variables.
     ///
     /// # Errors
     /// A source that is too long, takes too much, or is not a template.
@@ -136,7 +138,7 @@ impl Template {
         template.check()?.map_or(Ok(template), Err)
     }
 
-    /// Parses it. Gives why it is not a template.
+    /// Parses it. Returns the error if it is not a template.
     ///
     /// # Errors
     /// A source that takes too much, for all users; no process could be started.
@@ -150,7 +152,8 @@ impl Template {
         Ok(self.ask(None)?.err())
     }
 
-    /// Names of its variables, beside the conversation and the special tokens: `enable_thinking` and the like.
+    /// Names of its variables, without the conversation and the special tokens: `enable_thinking` and
+    /// similar.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -166,19 +169,20 @@ impl Template {
     /// The prompt for a conversation.
     ///
     /// # Errors
-    /// What the template raises; a template that takes too much time, memory or depth; a last message that cannot be continued.
+    /// Errors that the template raises; a template that takes too much time, memory or depth; a last message
+    /// that cannot be continued.
     pub fn render(&self, request: &Render<'_>) -> Result<String> {
         self.ask(Some(request))?
     }
 
-    /// Has it parsed, and rendered if there is something to render; else gives the names of its variables.
+    /// Lets a process parse it, and render it if `render` is given; else returns the names of its variables.
     fn ask(&self, render: Option<&Render<'_>>) -> Result<Result<String>> {
         let request =
             Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
         let request = serde_json::to_vec(&request).map_err(|e| Error::new(e.to_string()))?;
         let mut worker = self.pool.take()?;
         let reply = worker.send(&request).and_then(|()| worker.reply());
-        // Where the connection has ended the process has exceeded a limit.
+        // If the connection has ended, the process has exceeded a limit.
         let reply = reply.map_err(|_| {
             let mib = MEMORY >> 20;
             let what = format!("the chat template takes more than {TIME} s, {mib} MiB, or too deep a stack");
@@ -198,7 +202,7 @@ pub struct Message {
     pub role: String,
     /// Text of the message.
     pub content: String,
-    /// Earlier reasoning, where the family separates it.
+    /// Earlier reasoning, if the family separates it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
 }

@@ -1,11 +1,12 @@
-//! Prompts as token ids: special tokens are the template's, never those of a message.
+//! Prompts as token ids: special tokens come from the template, never from a message.
 
 use super::{Render, Template};
 use crate::error::Result;
 use moec_runtime::Text;
 use serde_json::{Map, Value};
 
-/// Cuts a special token in a text into two. No text has it: it is no character (Unicode, §23.7).
+/// Character that cuts a special token in a text into two. It occurs in no text, since it is a noncharacter
+/// (Unicode, §23.7).
 const CUT: char = '\u{fdd0}';
 
 /// Prompt of a conversation.
@@ -13,13 +14,13 @@ const CUT: char = '\u{fdd0}';
 pub struct Prompt {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Their text, as [`crate::tools::Parser::new`] wants it.
+    /// Text of the ids, for [`crate::tools::Parser::new`].
     pub text: String,
 }
 
 impl Template {
-    /// The prompt for a conversation, in tokens. Special tokens that stand in messages, tools, documents or variables are encoded as the
-    /// characters that they are written with.
+    /// The prompt for a conversation, in tokens. Special tokens in messages, tools, documents or variables
+    /// are encoded as plain text.
     ///
     /// # Errors
     /// As [`Template::render`]; as [`Text::encode_parts`].
@@ -75,7 +76,7 @@ mod tests {
     fn special_tokens_of_a_text_are_cut() {
         let special = ["<|end|>".to_owned(), "<s>".to_owned(), "é>".to_owned()];
         assert_eq!(cut_text("a<|end|>é><s><s", &special), "a<\u{fdd0}|end|>é\u{fdd0}><\u{fdd0}s><s");
-        // A cut of the text's own hides none.
+        // A cut character in the text itself hides no special token.
         assert_eq!(cut_text("<\u{fdd0}s>", &special), "<\u{fdd0}s>");
         let nested = serde_json::json!({"<s>": [{"a": "<s>"}, 3]});
         assert_eq!(cut(&nested, &special).to_string().matches(CUT).count(), 2);

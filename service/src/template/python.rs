@@ -1,15 +1,16 @@
-//! Values as Python sees and spells them: sequences, `json.dumps` and `str`.
+//! Python's view and spelling of values: sequences, `json.dumps` and `str`.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 use std::fmt::{self, Write};
 
-/// Deepest nesting that is written out.
+/// Maximum nesting that is written.
 const MAX_DEPTH: usize = 128;
-/// Bytes that a step of a template stands for.
+/// Bytes of output per step of a template.
 const STEP: usize = 64;
 
-/// Output of values. It takes a template's fuel as it grows: values that hold each other many times are small until then.
+/// Output of values. It consumes a template's fuel as it grows: values that contain each other many times are
+/// small until they are written.
 struct Out<'s, 't, 'e> {
     text: String,
     state: &'s State<'t, 'e>,
@@ -26,7 +27,7 @@ impl Out<'_, '_, '_> {
     ) -> Result<String, Error> {
         let mut out = Out { text: String::new(), state };
         let written = write(&mut out);
-        // Where fuel has run out, it is why nothing more could be written.
+        // Running out of fuel is the reason for a failed write.
         state.consume_fuel(0)?;
         written.map(|()| out.text)
     }
@@ -53,20 +54,20 @@ impl Write for Out<'_, '_, '_> {
 /// Style of [`json`].
 #[derive(Clone, Debug)]
 pub(super) struct Style {
-    /// Whether what is not ASCII becomes `\uXXXX`.
+    /// Whether non-ASCII characters become `\uXXXX`.
     pub ensure_ascii: bool,
-    /// Indentation of a level; `None`: all in one line.
+    /// Indentation of a level; `None`: everything on one line.
     pub indent: Option<String>,
-    /// Between items, and between a key and its value.
+    /// Separators between items, and between a key and its value.
     pub separators: (String, String),
     /// Whether keys are sorted.
     pub sort_keys: bool,
 }
 
-/// A value as `json.dumps` writes it.
+/// A value in the format of `json.dumps`.
 ///
 /// # Errors
-/// Values that JSON has not, nesting that is too deep, and fuel that runs out.
+/// Values that JSON does not have, nesting that is too deep, and fuel that runs out.
 pub(super) fn json(state: &State<'_, '_>, value: &Value, style: &Style) -> Result<String, Error> {
     Out::of(state, |out| write_json(value, style, 0, out))
 }
@@ -171,7 +172,8 @@ fn number(value: &Value) -> Result<String, Error> {
     f64::try_from(value.clone()).map(float)
 }
 
-/// A float as Python's `repr` spells it: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
+/// A float as Python's `repr` spells it: the shortest digits that give it back, with an exponent below 1e-4
+/// and from 1e16 on.
 fn float(x: f64) -> String {
     if x.is_nan() {
         return "NaN".to_owned();
@@ -190,7 +192,8 @@ fn float(x: f64) -> String {
     if plain.contains('.') { plain } else { format!("{plain}.0") }
 }
 
-/// Whether Python finds a length and items in a value, which is all that Jinja requires of a sequence: texts and mappings have both.
+/// Whether Python finds a length and items in a value, as Jinja requires of a sequence: texts and mappings
+/// have both.
 pub(super) fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Map, Seq, String, Undefined};
     matches!(value.kind(), Seq | Map | String | Undefined)

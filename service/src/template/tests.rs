@@ -1,4 +1,4 @@
-//! Limits of templates. Equality with transformers is `tests/templates.rs`.
+//! Tests of limits of templates. `tests/templates.rs` tests equality with transformers.
 
 use super::*;
 use serde_json::json;
@@ -70,7 +70,7 @@ fn no_template_takes_the_machine() {
     says("{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}");
     says("{{ 'x' * 9999999999 }}");
     says("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
-    // Nested as deep as fuel goes: what it leaves is let go without an overflow.
+    // Nested as deep as fuel allows: the value is dropped without an overflow.
     let deep = "{% set n = namespace(a=[]) %}{% for i in range(99999) %}{% set n.a = [n.a] %}{% endfor %}";
     render(deep, &[]).unwrap();
     says(&format!("{deep}{{{{ n.a | tojson }}}}"));
@@ -79,7 +79,7 @@ fn no_template_takes_the_machine() {
 
 #[test]
 fn what_is_written_of_values_takes_fuel() {
-    // A list that holds itself twice, forty times over: small until it is written.
+    // A list that contains itself twice, nested forty times: small until it is written.
     let wide = "{% set n = namespace(a=[]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
     let huge = "{% set x = 'x' * 1000000 %}{% set l = range(100000) | list %}";
     for (before, written) in [
@@ -93,14 +93,15 @@ fn what_is_written_of_values_takes_fuel() {
         let e = render(&format!("{before}{{{{ {written} }}}}"), &[]).unwrap_err();
         assert!(e.what.contains("does not come to an end in time"), "{written}: {e}");
     }
-    // What is large because that was requested is written.
+    // A large value that was requested is written.
     let messages = [json!({"content": "x".repeat(1 << 20)}), json!({"content": vec![json!("é"); 1 << 16]})];
     let all =
         render("{{ messages | tojson(indent=4, ensure_ascii=true) }}{{ messages }}", &messages).unwrap();
     assert!(all.len() > 3 << 20, "{}", all.len());
 }
 
-/// Templates that overflow a stack, or take memory or time without a step of the engine, end their process alone.
+/// Templates that overflow a stack, or take memory or time without a step of the engine, end only their own
+/// process.
 #[test]
 fn hostile_templates_end_their_process_alone() {
     let doubled =
@@ -119,7 +120,7 @@ fn hostile_templates_end_their_process_alone() {
         "{{ '{:>1000000000}'.format(1) }}".to_owned(),
         "{{ '%1000000000d' % 1 }}".to_owned(),
     ] {
-        // An answer or an error: this process goes on, and the next template is rendered.
+        // An answer or an error: this process continues, and the next template is rendered.
         if let Err(e) = render(&source, &[]) {
             assert!(e.what.contains("the chat template"), "{e}");
         }

@@ -1,4 +1,4 @@
-//! The process that parses and renders templates, where it can be ended.
+//! Worker process that parses and renders templates, and can be ended.
 
 use super::Render;
 use super::engine::Engine;
@@ -12,14 +12,15 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
-/// Name of the job that its process is started for.
+/// Name of the job.
 pub(crate) const JOB: &str = "templates";
-/// Seconds on the CPU to parse and render a template once.
+/// CPU seconds to parse and render a template once.
 pub(super) const TIME: u64 = 4;
 /// Memory of a template, a conversation and its prompt.
 pub(super) const MEMORY: u64 = 512 << 20;
 
-/// Request to the process, any number of times. The reply is the prompt, or the names of the variables where nothing is rendered.
+/// Request to the process, any number of times. The reply is the prompt, or the names of the variables if
+/// nothing is rendered.
 #[derive(Debug, Serialize)]
 pub(super) struct Request<'a> {
     pub(super) source: Cow<'a, str>,
@@ -27,7 +28,7 @@ pub(super) struct Request<'a> {
     pub(super) render: Option<&'a Render<'a>>,
 }
 
-/// The same, as it is received.
+/// The same request on the receiving side.
 #[derive(Debug, Deserialize)]
 struct Received {
     source: String,
@@ -35,7 +36,7 @@ struct Received {
     render: Option<Owned>,
 }
 
-/// [`Render`], as it is received.
+/// [`Render`] on the receiving side.
 #[derive(Debug, Deserialize)]
 struct Owned {
     messages: Vec<Json>,
@@ -61,7 +62,7 @@ impl Owned {
     }
 }
 
-/// Writes a time as RFC 3339 has it.
+/// Writes a time in the format of RFC 3339.
 #[expect(clippy::ref_option, reason = "serde calls it so")]
 pub(super) fn write_time<S: Serializer>(
     now: &Option<DateTime<FixedOffset>>,
@@ -70,7 +71,7 @@ pub(super) fn write_time<S: Serializer>(
     now.map(|now| now.to_rfc3339()).serialize(to)
 }
 
-/// An error, as it is sent.
+/// An error in the format of a reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Failure {
     what: String,
@@ -78,7 +79,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Reads one.
+    /// Reads an error from a reply.
     pub(super) fn read(text: &str) -> Error {
         let failure = serde_json::from_str(text).unwrap_or(Self { what: text.to_owned(), hint: None });
         Error { what: failure.what, hint: failure.hint }

@@ -1,4 +1,4 @@
-//! Calls as families write them.
+//! Formats of calls by model family.
 
 use super::{Event, Read, ToolCall, schema};
 use serde_json::{Map, Value};
@@ -8,8 +8,8 @@ pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     Ok(vec![as_written(text, call(&parse(text)?)?)])
 }
 
-/// `name[ARGS]{…}`, or `name[CALL_ID]id[ARGS]{…}` (Mistral). Elements of its lists of calls are taken while they come
-/// ([`element`]): what is left of a list here has no end.
+/// `name[ARGS]{…}`, or `name[CALL_ID]id[ARGS]{…}` (Mistral). Elements of its lists of calls are parsed as
+/// they arrive ([`element`]): a list that is left here has no end.
 pub(super) fn named(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     if text.starts_with('[') {
         return Err("the list of calls is not valid JSON, or has no end".to_owned());
@@ -26,17 +26,17 @@ fn named_head(head: &str) -> (&str, Option<String>) {
     (name.trim(), of_nine(id.trim()))
 }
 
-/// First part of what is left of a list of calls (Mistral's earlier form), whose `[` is there.
+/// First part of the rest of a list of calls (Mistral's earlier form), after its `[`.
 pub(super) enum Element {
-    /// Nothing that is whole.
+    /// No complete element.
     Open,
-    /// An element: the call that it is, or why it is not one.
+    /// An element: the call, or the reason that it is not one.
     Whole(Result<ToolCall, String>),
     /// The end of the list.
     End,
 }
 
-/// The first element of such a list, and how many bytes it takes, with the `[` or `,` before it.
+/// The first element of such a list, and its number of bytes, including the `[` or `,` before it.
 pub(super) fn element(list: &str) -> (Element, usize) {
     let first = first_of(list);
     let before = list.len() - first.len();
@@ -51,14 +51,14 @@ pub(super) fn element(list: &str) -> (Element, usize) {
     (Element::Whole(call), before + text.len())
 }
 
-/// Text after the `[` of a list, and after the comma where an element has been taken.
+/// Text after the `[` of a list, or after the comma if an element was taken.
 fn first_of(list: &str) -> &str {
     let inside = list.trim_start();
     let inside = inside.strip_prefix('[').unwrap_or(inside).trim_start();
     inside.strip_prefix(',').unwrap_or(inside).trim_start()
 }
 
-/// An id of nine letters and digits: Mistral's templates take no other.
+/// An id of nine letters and digits: Mistral's templates accept no other.
 fn of_nine(id: &str) -> Option<String> {
     (id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric())).then(|| id.to_owned())
 }
@@ -73,8 +73,8 @@ pub(super) fn separated(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String
     with(name, object(arguments)?)
 }
 
-/// `NAME`, and `<arg_key>…</arg_key><arg_value>…</arg_value>` for each argument (GLM-4.5). A value that is JSON is taken for it,
-/// any other, and all that the tool wants as texts, for a text.
+/// `NAME`, and `<arg_key>…</arg_key><arg_value>…</arg_value>` for each argument (GLM-4.5). A value is read as
+/// JSON if it is valid JSON and the tool's schema does not require a text; else it is a text.
 pub(super) fn keys_and_values(text: &str, tools: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (name, mut rest) = text.split_at(text.find("<arg_key>").unwrap_or(text.len()));
     let mut arguments = Map::new();
@@ -88,9 +88,9 @@ pub(super) fn keys_and_values(text: &str, tools: &[Value]) -> Result<Vec<ToolCal
     with(name, Value::Object(arguments).to_string())
 }
 
-/// `<function=NAME>`, and `<parameter=KEY>`, a line with the value, `</parameter>` for each argument (Qwen3-Coder). The template
-/// writes values as Python does, so they are read so: JSON or one of Python's names for it; any other, and all that the tool wants
-/// as texts, for a text.
+/// `<function=NAME>`, and `<parameter=KEY>`, a line with the value, `</parameter>` for each argument
+/// (Qwen3-Coder). The template writes values as Python does: a value is read as JSON or as one of Python's
+/// names. Any other value is a text, and so is every value for which the tool's schema requires a text.
 pub(super) fn tagged(text: &str, tools: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (function, after) = inside(text.trim(), "<function=", "</function>")?;
     if !after.trim().is_empty() {
@@ -109,7 +109,7 @@ pub(super) fn tagged(text: &str, tools: &[Value]) -> Result<Vec<ToolCall>, Strin
     with(name, Value::Object(arguments).to_string())
 }
 
-/// An argument: its text where the schema of the tool takes texts alone, else what `read` makes of that.
+/// An argument: its text if the tool's schema accepts only texts, else the result of `read`.
 fn typed(tools: &[Value], name: &str, key: &str, text: &str, read: fn(&str) -> Value) -> Value {
     let function = tools.iter().map(|tool| &tool["function"]).find(|f| f["name"] == *name.trim());
     let schema = function.map(|f| &f["parameters"]["properties"][key]);
@@ -120,7 +120,7 @@ fn json_or_text(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
 }
 
-/// A value as Python's `str` spells it, except that a text is as it is.
+/// A value in the format of Python's `str`; a text is unchanged.
 fn python(value: &str) -> Value {
     match value {
         "True" => Value::Bool(true),
@@ -130,8 +130,8 @@ fn python(value: &str) -> Value {
     }
 }
 
-/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands before the tag is
-/// the id, if it has this form.
+/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). The text
+/// before the tag is the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (head, arguments) =
         text.split_once(KIMI_MARK).ok_or_else(|| format!("the call has no `{KIMI_MARK}`"))?;
@@ -151,7 +151,7 @@ fn numbered_name(head: &str) -> (&str, Option<String>) {
     (name.unwrap_or(of), (name.is_some() && counts).then(|| head.to_owned()))
 }
 
-/// The one call of a function with this name.
+/// One call of the function with this name.
 fn with(name: &str, arguments: String) -> Result<Vec<ToolCall>, String> {
     match name.trim() {
         "" => Err("the call has no name".to_owned()),
@@ -166,7 +166,7 @@ fn inside<'t>(text: &'t str, open: &str, close: &str) -> Result<(&'t str, &'t st
     rest.split_once(close).ok_or_else(|| missing(close))
 }
 
-/// The call of a message to a function (gpt-oss).
+/// The call event of a message to a function (gpt-oss).
 pub(super) fn arguments(name: String, text: String) -> Event {
     match object(&text) {
         Ok(arguments) => Event::Call(ToolCall { name, arguments, id: None }),
@@ -174,8 +174,8 @@ pub(super) fn arguments(name: String, text: String) -> Event {
     }
 }
 
-/// The call that a text begins and does not end, once its name is known, with as much of its arguments as has come: JSON up to some
-/// byte, or, where a family writes keys and values, an object without its end.
+/// The unfinished call at the start of a text, once its name is known, with its arguments so far. They are a
+/// prefix of JSON, or, for families with keys and values, an object without its end.
 pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall> {
     let text = text.trim();
     if text.starts_with(['{', '[']) {
@@ -210,7 +210,7 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
     })
 }
 
-/// The call that JSON with `name` and then `arguments` is or begins.
+/// The complete or unfinished call in JSON with `name` and then `arguments`.
 pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
     match serde_json::from_str(text) {
         Ok(value) => call(&value).ok().map(|call| as_written(text, call)),
@@ -218,13 +218,13 @@ pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
     }
 }
 
-/// A call with its arguments as the text has them, where they are an object after the name.
+/// A call with its arguments as written in the text, if they are an object after the name.
 fn as_written(text: &str, call: ToolCall) -> ToolCall {
     let written = first_written(text).filter(|w| w.name == call.name && w.arguments.starts_with('{'));
     written.map_or(call.clone(), |written| ToolCall { arguments: written.arguments, ..call })
 }
 
-/// The call of JSON that begins with `name` and then has `arguments`, as much of them as has come.
+/// The call in JSON that begins with `name`, followed by `arguments`, with its arguments so far.
 fn first_written(text: &str) -> Option<ToolCall> {
     let rest = behind(text, &["{", "\"name\"", ":"])?;
     let mut names = serde_json::Deserializer::from_str(rest).into_iter::<String>();
@@ -233,7 +233,7 @@ fn first_written(text: &str) -> Option<ToolCall> {
     Some(ToolCall { name, arguments: first_value(arguments.trim_start()).to_owned(), id: None })
 }
 
-/// The first value of JSON of a text, or all of the text where that has no end yet.
+/// The first JSON value of a text, or all of the text if the value has no end yet.
 pub(super) fn first_value(text: &str) -> &str {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>();
     match values.next() {
@@ -242,7 +242,7 @@ pub(super) fn first_value(text: &str) -> &str {
     }
 }
 
-/// Text after these words, with space around them.
+/// Text after these words, which may be surrounded by white space.
 fn behind<'t>(text: &'t str, words: &[&str]) -> Option<&'t str> {
     words.iter().try_fold(text, |text, word| text.trim_start().strip_prefix(word))
 }
@@ -251,7 +251,7 @@ fn parse(text: &str) -> Result<Value, String> {
     serde_json::from_str(text.trim()).map_err(|e| e.to_string())
 }
 
-/// A JSON object, as it is written.
+/// A JSON object, as written.
 fn object(text: &str) -> Result<String, String> {
     match parse(text)? {
         Value::Object(_) => Ok(text.trim().to_owned()),
@@ -259,7 +259,7 @@ fn object(text: &str) -> Result<String, String> {
     }
 }
 
-/// An object with name and arguments, which may be given as text.
+/// The call of an object with name and arguments; the arguments may be a text.
 fn call(value: &Value) -> Result<ToolCall, String> {
     let name = value.get("name").and_then(Value::as_str).ok_or("the call has no name")?;
     let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {

@@ -1,6 +1,7 @@
 //! Parts of a model's output beside its answer: reasoning and tool calls, parsed while it comes.
 //!
-//! Families write it in ways of their own, which [`SYNTAXES`] distinguishes by what their chat templates write.
+//! Families write it in ways of their own, which [`SYNTAXES`] distinguishes by what their chat templates
+//! write.
 
 mod calls;
 pub(crate) mod schema;
@@ -18,29 +19,30 @@ pub struct ToolCall {
     pub name: String,
     /// Its arguments: a JSON object.
     pub arguments: String,
-    /// Id by the model, if its family writes one, and no other call has it: its template then wants that again.
+    /// Id from the model, if its family writes one and no other call has it: its template then requires it
+    /// again.
     pub id: Option<String>,
 }
 
-/// A piece of what a model says.
+/// A piece of a model's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A piece of the answer.
     Content(String),
-    /// A piece of what it thinks before.
+    /// A piece of the reasoning.
     Reasoning(String),
-    /// A call, whole.
+    /// A complete call.
     Call(ToolCall),
     /// A malformed call.
     Broken {
-        /// As it was written.
+        /// Text as written.
         text: String,
         /// Reason.
         why: String,
     },
 }
 
-/// Reads a call, or several, of tools that are declared so.
+/// Parser of one or several calls, given the declared tools.
 type Read = fn(&str, &[Value]) -> Result<Vec<ToolCall>, String>;
 
 /// Kind of the text between two tags.
@@ -48,16 +50,16 @@ type Read = fn(&str, &[Value]) -> Result<Vec<ToolCall>, String>;
 enum Kind {
     /// Reasoning.
     Reasoning,
-    /// Calls, and whether they may end with the text.
+    /// Calls with their parser; whether they may end with the text.
     Calls(Read, bool),
-    /// Nothing: the tag alone, of a section of calls.
+    /// Nothing: only a tag that belongs to a section of calls.
     Nothing,
-    /// A header that says what follows (harmony).
+    /// A header that describes the following text (harmony).
     Header,
 }
 
-/// A tag that begins something, and the one that ends it; empty: the end of the text. One tag for both: each ends what was begun
-/// before it, and so does the end of the text.
+/// An opening tag and its closing tag; empty: the end of the text. If both are the same, each occurrence, and
+/// the end of the text, closes the span before it.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     open: &'static str,
@@ -72,9 +74,9 @@ const fn span(open: &'static str, close: &'static str, kind: Kind) -> Span {
 /// Syntax of reasoning and calls in a family.
 #[derive(Debug)]
 pub struct Syntax {
-    /// Name of the model family that writes calls so.
+    /// Name of the model family.
     pub name: &'static str,
-    /// Every tag that its templates write.
+    /// All tags that its templates write.
     tags: &'static [&'static str],
     spans: &'static [Span],
 }
@@ -85,7 +87,7 @@ const MESSAGE: &str = "<|message|>";
 /// Tags that end a message of harmony.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
-/// All that are known; the first whose tags a template has counts.
+/// All known syntaxes; the first whose tags are in a template is used.
 pub const SYNTAXES: &[Syntax] = &[
     Syntax {
         name: "gpt-oss",
@@ -137,30 +139,30 @@ pub const SYNTAXES: &[Syntax] = &[
 ];
 
 impl Syntax {
-    /// The one that a chat template writes.
+    /// The syntax of a chat template.
     pub fn of(template: &str) -> &'static Self {
         let has = |s: &&Self| s.tags.iter().all(|tag| template.contains(tag));
         SYNTAXES.iter().find(has).unwrap_or(Self::text_alone())
     }
 
-    /// The one that tells nothing from text.
+    /// The syntax in which everything is text.
     pub fn text_alone() -> &'static Self {
         &SYNTAXES[SYNTAXES.len() - 1]
     }
 
-    /// Whether a grammar, as a text, has a tag of its reasoning or calls.
+    /// Whether the text of a grammar contains a tag of its reasoning or calls.
     pub fn is_written_by(&self, grammar: &str) -> bool {
         let mut tags = self.spans.iter().flat_map(|s| [s.open, s.close]).filter(|tag| !tag.is_empty());
         tags.any(|tag| grammar.contains(tag))
     }
 
-    /// Whether it tells anything from text: only then are special tokens part of what [`Parser::push`] takes.
+    /// Whether everything is text. If not, special tokens are part of the input of [`Parser::push`].
     pub fn is_text_alone(&self) -> bool {
         self.spans.is_empty()
     }
 }
 
-/// Part that the text belongs to.
+/// Part to which the current text belongs.
 #[derive(Clone, Debug)]
 enum State {
     Content,
@@ -172,7 +174,7 @@ enum State {
     Arguments(String),
 }
 
-/// Parses what a model says, piece by piece.
+/// Parses a model's output, piece by piece.
 #[derive(Clone, Debug)]
 pub struct Parser {
     syntax: &'static Syntax,
@@ -182,15 +184,15 @@ pub struct Parser {
     fresh: bool,
     /// Tools that may be called.
     tools: Arc<[Value]>,
-    /// Whether anything may be.
+    /// Whether calls are allowed.
     may_call: bool,
-    /// Ids that calls have so far.
+    /// Ids of calls so far.
     ids: Vec<String>,
 }
 
 impl Parser {
-    /// A parser of an answer. `prompt`: what it follows; where that ends in the tag of reasoning, or in a header that is still
-    /// open, the answer goes on with it.
+    /// Creates a parser of an answer after `prompt`. If the prompt ends with a tag of reasoning or with an
+    /// open header, the answer continues it.
     pub fn new(syntax: &'static Syntax, prompt: &str) -> Self {
         let goes_on = |span: &&Span| match span.kind {
             Kind::Reasoning => prompt.trim_end().ends_with(span.open),
@@ -207,20 +209,20 @@ impl Parser {
         Self { syntax, fresh, state, held, tools, may_call: true, ids }
     }
 
-    /// The parser with the tools that may be called, as requests declare them. Arguments that a family writes without their types
-    /// are then texts where a tool's schema takes texts alone.
+    /// Sets the tools that may be called, as requests declare them. Arguments that a family writes without
+    /// types are then texts if a tool's schema accepts only texts.
     #[must_use]
     pub fn with_tools(self, tools: Arc<[Value]>) -> Self {
         Self { tools, ..self }
     }
 
-    /// The parser where nothing may be called: what looks like a call is text.
+    /// Disallows calls: text that looks like a call is text.
     #[must_use]
     pub fn without_calls(self) -> Self {
         Self { may_call: false, ..self }
     }
 
-    /// Whether it tells nothing from text. Else special tokens are part of what [`Parser::push`] takes.
+    /// Whether everything is text. If not, special tokens are part of the input of [`Parser::push`].
     pub fn is_text_alone(&self) -> bool {
         self.spans().next().is_none()
     }
@@ -240,7 +242,7 @@ impl Parser {
         events
     }
 
-    /// Events that were held back, when all text has come.
+    /// Events that were held back, at the end of the text.
     pub fn finish(mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let text = std::mem::take(&mut self.held);
@@ -257,15 +259,15 @@ impl Parser {
         events
     }
 
-    /// As [`Parser::finish`], where the answer was cut: a call that has no end yet is a call, with the arguments that have come, once
-    /// its name is known.
+    /// As [`Parser::finish`], for a cut answer: an unfinished call with a name is a call, with its arguments
+    /// so far.
     pub fn cut(mut self) -> Vec<Event> {
         let begun = match self.state.clone() {
             State::In(Kind::Calls(read, _), closes) => {
                 let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
                 self.held.truncate(self.held.len() - tag);
                 if read(self.held.trim(), &self.tools).is_ok() {
-                    // Only its tag is missing.
+                    // Only its closing tag is missing.
                     self.state = State::In(Kind::Calls(read, true), closes);
                 }
                 calls::begun(&self.held, read, &self.tools)
@@ -283,8 +285,7 @@ impl Parser {
         events
     }
 
-    /// The call that has begun and has no end yet, once its name is known, with as much of its arguments as is certain: the beginning of
-    /// what they will be.
+    /// The unfinished call, once its name is known, with the part of its arguments that is certain.
     pub fn begun(&self) -> Option<ToolCall> {
         let certain = |closes: &[&str]| {
             let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
@@ -304,7 +305,7 @@ impl Parser {
         (arguments.is_empty() || arguments.starts_with('{')).then_some(ToolCall { name, arguments, id })
     }
 
-    /// Goes on to the next tag; whether there was one.
+    /// Processes the text up to the next tag; returns whether there was one.
     fn step(&mut self, events: &mut Vec<Event>) -> bool {
         match self.state.clone() {
             State::Content => {
@@ -348,7 +349,7 @@ impl Parser {
                         self.held.replace_range(..bytes, "[");
                         self.called(call.map(|call| vec![call]), text, events);
                     }
-                    // Text of a model after the list is not part of it.
+                    // Text after the list is not part of it.
                     calls::Element::End => {
                         self.held.drain(..bytes);
                         self.state = State::In(Kind::Nothing, closes);
@@ -404,14 +405,14 @@ impl Parser {
         self.fresh = true;
     }
 
-    /// Takes the text before a tag, and lets the tag go.
+    /// Takes the text before a tag, and drops the tag.
     fn take(&mut self, at: usize, tag: usize) -> String {
         let text = self.held[..at].to_owned();
         self.held.drain(..at + tag);
         text
     }
 
-    /// Takes what cannot be the beginning of a tag.
+    /// Takes the text that cannot begin a tag.
     fn certain<'m>(&mut self, tags: impl Iterator<Item = &'m str>) -> String {
         let keep = tags.map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
         let certain = self.held.len() - keep;
@@ -430,7 +431,7 @@ impl Parser {
         self.called(read(text.trim(), &self.tools), text, events);
     }
 
-    /// Gives the calls that a text is, or reports why it is not one.
+    /// Emits the calls in a text, or the reason that it is not one.
     fn called(&mut self, calls: Result<Vec<ToolCall>, String>, text: String, events: &mut Vec<Event>) {
         self.fresh = true;
         match calls {
@@ -439,7 +440,7 @@ impl Parser {
         }
     }
 
-    /// A call without the id that another one has already.
+    /// The call, without its id if another call has it already.
     fn once(&mut self, call: ToolCall) -> ToolCall {
         let id = call.id.filter(|id| !self.ids.contains(id));
         self.ids.extend(id.clone());
@@ -453,7 +454,8 @@ impl Syntax {
     }
 }
 
-/// State after a header of harmony, such as `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
+/// State after a header of harmony, such as
+/// `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
 fn after_header(header: &str, may_call: bool) -> State {
     let words = || {
         header.split([' ', '\n']).flat_map(|w| w.split("<|channel|>")).flat_map(|w| w.split("<|constrain|>"))

@@ -1,4 +1,4 @@
-//! JSON schemas of what tools take.
+//! JSON schemas of tools' arguments.
 
 use serde_json::{Value, json};
 
@@ -6,19 +6,20 @@ use serde_json::{Value, json};
 const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
 /// Keywords whose values are schemas by name.
 const NAMED: [&str; 5] = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
-/// Names that families write for null.
+/// Spellings of null by model families.
 const NULLS: [&str; 2] = ["null", "None"];
 
-/// The schema as it is inside of another one, at `place`, a JSON pointer: what its references name from its root, they name from
-/// there.
+/// The schema for use inside of another one, at `place`, a JSON pointer: its references from its own root
+/// become references from there.
 pub(crate) fn moved(schema: &Value, place: &str) -> Value {
     let mut schema = schema.clone();
     move_to(&mut schema, place);
     schema
 }
 
-/// The schema of a function's arguments inside of another schema, at `place` as of [`moved`]. `parameters`: as the function declares
-/// them; none: it takes none. `None` where they cannot be those of an object, which arguments are.
+/// The schema of a function's arguments inside of another schema, at `place` as of [`moved`]. `parameters`:
+/// as the function declares them; none: it takes none. `None` where they cannot be those of an object, which
+/// arguments are.
 pub(crate) fn of_arguments(parameters: &Value, place: &str) -> Option<Value> {
     let mut schema = match parameters {
         Value::Null => json!({"properties": {}, "additionalProperties": false}),
@@ -58,8 +59,8 @@ fn move_to(schema: &mut Value, place: &str) {
     }
 }
 
-/// Whether a schema takes texts alone, so that `text` is one whatever it looks like. One that takes null, too, takes its name for
-/// that.
+/// Whether a schema accepts only texts, so that `text` is one, even if it looks like JSON. If the schema also
+/// accepts null, a spelling of null is not a text.
 pub(crate) fn takes_text(schema: &Value, text: &str) -> bool {
     let null = !NULLS.contains(&text);
     let kind = |kind: &Value| kind == "string" || null && kind == "null";

@@ -1,4 +1,4 @@
-//! Output of each family, cut everywhere.
+//! Tests of each family's output, cut at all places.
 
 use super::*;
 use serde_json::json;
@@ -131,7 +131,7 @@ fn texts_of_declared_tools_stay_texts() {
         for (name, zip, expected) in [
             ("f", "81247", r#"{"zip":"81247","n":3,"more":4}"#),
             ("f", "true", r#"{"zip":"true","n":3,"more":4}"#),
-            // One that is not declared.
+            // An argument that is not declared.
             ("g", "81247", r#"{"zip":81247,"n":3,"more":4}"#),
         ] {
             let mut parser = Parser::new(syntax, "").with_tools(Arc::clone(&tools));
@@ -168,7 +168,7 @@ fn ids_have_the_form_of_their_family_and_are_of_one_call() {
     check("Kimi-K2", "", &kimi(&none), &none.map(|_| f.clone()));
     let twice = ["functions.f:0", "functions.f:1", "functions.f:0"];
     check("Kimi-K2", "", &kimi(&twice), &[own("functions.f:0"), own("functions.f:1"), f.clone()]);
-    // Qwen's calls have none.
+    // Qwen's calls have no ids.
     check("Qwen", "", r#"<tool_call>{"name": "f", "arguments": {}, "id": "a1b2c3d4e"}</tool_call>"#, &[f]);
 }
 
@@ -198,7 +198,7 @@ fn where_nothing_may_be_called_calls_are_text() {
 fn harmony() {
     let text = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
     check("gpt-oss", "<|start|>assistant", text, &[reasoning("think"), call("f", r#"{"a": 1}"#)]);
-    // The end tokens do not come as text.
+    // The end tokens are not part of the text.
     check(
         "gpt-oss",
         "",
@@ -284,7 +284,7 @@ fn calls_are_known_while_their_arguments_come() {
             assert!(fits && whole.arguments.starts_with(&call.arguments), "{name}: {call:?} of {whole:?}");
         }
     }
-    // A text that holds an object comes whole.
+    // A text that contains an object is returned as a whole.
     let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
     parser.push(r#"<tool_call>{"name": "f", "arguments": "{\"a"#);
     assert_eq!(parser.begun(), None);
@@ -343,7 +343,7 @@ fn calls_that_are_cut_have_the_arguments_that_have_come() {
         assert_eq!(parser.push(text), [], "{text}");
         assert_eq!(parser.cut(), [expected], "{text}");
     }
-    // What has no name yet is still what was written.
+    // Without a name, the text is still returned as written.
     let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
     parser.push(r#"<tool_call>{"name": "f"#);
     assert!(matches!(parser.cut().as_slice(), [Event::Broken { .. }]));

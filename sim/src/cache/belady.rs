@@ -1,12 +1,12 @@
-//! Belady's optimum: the bound that no policy passes, since it knows what comes.
+//! Belady's optimum: a bound for all policies, with knowledge of future uses.
 //!
-//! After every step the cache keeps, of what it held and what was just read, those experts that are used again
-//! the soonest; a miss that comes back later than every other expert is not kept. With experts of one size this is
-//! the least number of misses that is possible (L. A. Belady, 1966, with bypass).
+//! After every step the cache keeps those experts, held or just read, that are used again the soonest. A miss
+//! whose next use is later than that of every other expert is not kept. With experts of one size this gives
+//! the least possible number of misses (L. A. Belady, 1966, with bypass).
 //!
-//! With experts of several sizes the best choice of whole experts is a hard problem. What is counted then is the
-//! optimum of a cache that may keep parts of experts, byte by byte: no policy reads fewer bytes, though none may
-//! reach it. The bound is one of bytes; hits count wholly resident experts, and bound nothing.
+//! With experts of several sizes the best choice of whole experts is a hard problem. The result is then the
+//! optimum of a cache that may keep parts of experts: no policy reads fewer bytes, but possibly none reaches
+//! it. Only bytes are a bound; hits count wholly resident experts, and are no bound.
 
 use super::replay::{CacheCounters, Replay};
 use super::trace::Trace;
@@ -14,29 +14,29 @@ use moec_runtime::offload::cache::Id;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Not used again: past every step.
+/// Next use of an expert that is not used again: after every step.
 const NEVER: u64 = u64::MAX;
 
-/// Held experts where every next use is known.
+/// Cache of experts whose next uses are known.
 pub struct Belady {
     capacity: u64,
-    /// Bytes that are there, by number.
+    /// Resident bytes, by number.
     resident: Vec<u64>,
     held: u64,
-    /// The step that uses it again, by number.
+    /// Step of the next use, by number.
     next: Vec<u64>,
     /// Held experts, the latest use first.
     order: BTreeSet<(Reverse<u64>, Id)>,
 }
 
 impl Belady {
-    /// An empty cache of `capacity` bytes for `count` things.
+    /// Creates an empty cache of `capacity` bytes for `count` items.
     pub fn new(count: usize, capacity: u64) -> Self {
         let (resident, next, order) = (vec![0; count], vec![NEVER; count], BTreeSet::new());
         Self { capacity, resident, held: 0, next, order }
     }
 
-    /// A step uses a thing of `bytes` that step `next` uses again. Gives how much of it was there.
+    /// A step uses an item of `bytes` that step `next` uses again. Returns its resident bytes.
     pub fn take(&mut self, id: Id, bytes: u64, next: u64) -> u64 {
         let own = std::mem::replace(&mut self.resident[id as usize], bytes);
         self.held += bytes - own;
@@ -46,7 +46,7 @@ impl Belady {
         own
     }
 
-    /// The step ends: what is used again the latest goes.
+    /// Ends a step: evicts what is used again the latest.
     pub fn end(&mut self) {
         while self.held > self.capacity {
             let Some(&last @ (_, id)) = self.order.first() else { break };
@@ -61,7 +61,7 @@ impl Belady {
     }
 }
 
-/// By use, in order, the step that uses the same of `count` things again.
+/// For each use, in order, the step that uses the same of `count` items again.
 pub fn next_uses<I>(count: usize, steps: impl DoubleEndedIterator<Item = (u64, I)>) -> Vec<u64>
 where
     I: DoubleEndedIterator<Item = Id>,
@@ -75,12 +75,12 @@ where
     next
 }
 
-/// The least that a cache of `capacity` bytes must read on this trace, starting empty, counted over `folds`
-/// folds.
+/// The least bytes that a cache of `capacity` bytes, initially empty, must read on this trace, counted over
+/// `folds` folds.
 pub fn optimum(trace: &Trace, capacity: u64, folds: usize) -> Replay {
     let experts = trace.experts();
     let layers = experts.layers();
-    // Whole experts where all are equal: a remainder would hold a part of one.
+    // Whole experts if all have the same size: a remainder would hold a part of one.
     let capacity = experts.slot().map_or(capacity, |slot| capacity / slot * slot);
     let ids = |token: usize, layer: usize| {
         let first = experts.ids(layer).start;

@@ -1,5 +1,5 @@
-//! Policy that a bundle ships with, and the experts it pins: what reads least on recorded routing, and still does on routing
-//! that it was not chosen on.
+//! Choice of a bundle's cache policy and pinned experts: those that read least on recorded routing, and also
+//! on held-out routing.
 
 use super::belady::optimum;
 use super::pin::{self, SHARES};
@@ -8,31 +8,31 @@ use super::runs::{FOLDS, FoldedRow, Row, sum};
 use super::{Trace, TraceError, grid};
 use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
-/// Fewest tokens of a fold.
+/// Minimum number of tokens of a fold.
 const FOLD_TOKENS: usize = 16;
-/// Gain on LRU in hit rate that a policy needs on held-out folds, besides what chance may give it: half a
-/// point. Pins must gain as much on the choice without them.
+/// Gain in hit rate over LRU that a policy needs on held-out folds, in addition to random variation: half a
+/// point. Pins must gain as much over the choice without them.
 pub const MARGIN: f64 = 0.005;
 
-/// Reason that a setting was chosen.
+/// Reason for the choice of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// It beats LRU by [`Choice::margin`] or more on held-out folds, and is worse on none.
     BeatsLru,
-    /// Nothing does: LRU stays.
+    /// No setting beats LRU, which is chosen.
     NothingBeatsLru,
 }
 
 /// Source of the pinned share of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// The replays: one of [`SHARES`], or nothing.
+    /// Chosen by replays: one of [`SHARES`], or nothing.
     Auto,
-    /// So many percent, below 100.
+    /// This percentage, below 100.
     Percent(u8),
 }
 
-/// Choice, and what it rests on.
+/// The choice, and the results that it is based on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The chosen row: a setting, and how much of the cache is pinned.
@@ -43,26 +43,26 @@ pub struct Choice {
     pub pinned: Vec<Key>,
     /// Every setting that was tried without pins, in the order of the table. The first is LRU.
     pub rows: Vec<Row>,
-    /// The best of them again with shares of the cache pinned.
+    /// The best of them, with shares of the cache pinned.
     pub pinned_rows: Vec<Row>,
     /// The bound.
     pub optimum: CacheCounters,
-    /// On held-out folds: what was chosen on the others.
+    /// Result of the choice on held-out folds, each with the choice made on the others.
     pub held_out: CacheCounters,
-    /// On the same folds: what was chosen without pins.
+    /// Result on the same folds of the choice without pins.
     pub held_out_unpinned: CacheCounters,
-    /// On the same folds: LRU.
+    /// Result on the same folds of LRU.
     pub held_out_lru: CacheCounters,
 }
 
 impl Choice {
-    /// Gain on LRU that another policy needs: [`MARGIN`], and twice the standard error of a hit rate over as many
-    /// uses, so that a short trace does not decide by chance.
+    /// Gain over LRU that another policy needs: [`MARGIN`] plus twice the standard error of a hit rate over
+    /// as many uses, so that a short trace does not decide by chance.
     pub fn margin(&self) -> f64 {
         margin(self.held_out_lru)
     }
 
-    /// The best row of every policy, in the order of the table; without pins.
+    /// The best row without pins of every policy, in the order of the table.
     pub fn best_of_each(&self) -> Vec<&Row> {
         let mut best: Vec<&Row> = Vec::new();
         for row in &self.rows {
@@ -83,15 +83,15 @@ impl Choice {
 
 /// Tries every setting of [`grid`] on a trace, with a cache of `capacity` bytes, and chooses.
 ///
-/// Settings that are worse than LRU on any fold are out. Of the others the one that reads least wins, the
-/// earlier among equals. To see what such a choice is worth, it is made for every fold on the other ones
-/// alone and then looked at on that fold: where the gain on LRU stays below [`Choice::margin`] in all, LRU is
-/// chosen.
+/// Settings that are worse than LRU on any fold are excluded. Of the others, the one that reads least is
+/// chosen, the earlier among equals. To evaluate the choice, it is made for every fold on the other folds
+/// alone and measured on that fold. If its total gain over LRU is below [`Choice::margin`], LRU is chosen.
 ///
-/// Then the chosen setting, LRU and the one that reads least are tried again with shares of the cache pinned to the hottest
-/// experts. They are looked at on every fold with the hottest experts of the *other* folds pinned. Again those that
-/// are worse than LRU on any fold are out, and pins are chosen where they gain on the choice without them as much as that
-/// must gain on LRU. Where the caller says how much is pinned, the best setting with that share is taken.
+/// Then the chosen setting, LRU and the one that reads least are tried again with shares of the cache pinned
+/// to the hottest experts. They are measured on every fold with the hottest experts of the *other* folds
+/// pinned. Again those that are worse than LRU on any fold are excluded. Pins are chosen if their gain over
+/// the choice without them is at least the margin. If the caller sets the pinned share, the best setting with
+/// that share is taken.
 ///
 /// # Errors
 /// [`TraceError::TooShort`].
@@ -143,7 +143,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
         held_out: match (chosen, pin) {
             (None, _) => held_out_unpinned,
             (Some(_), Pin::Auto) => sum(&pinned_folds),
-            // The share is no choice.
+            // The share is set by the caller.
             (Some(r), Pin::Percent(_)) => sum(&pinned[r].folds),
         },
         held_out_unpinned,
@@ -154,8 +154,8 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
     })
 }
 
-/// The best run, and what such a choice is worth: on every fold, the run that is best on the others. Without one,
-/// `otherwise` has been chosen.
+/// The best run, and the evaluation of the choice: on every fold, the result of the run that is best on the
+/// others. `otherwise` replaces a missing run.
 fn judge(
     runs: &[FoldedRow],
     lru: &[CacheCounters],
@@ -175,7 +175,7 @@ fn best(runs: &[FoldedRow], lru: &[CacheCounters], fold: impl Fn(usize) -> bool)
     safe.min_by_key(|(_, own)| own.iter().sum::<u64>()).map(|(i, _)| i)
 }
 
-/// Whether what was chosen gains on held-out folds more than chance may give it.
+/// Whether the choice gains more on held-out folds than random variation explains.
 fn gains(own: &[CacheCounters], other: &[CacheCounters]) -> bool {
     sum(own).hit_rate() >= sum(other).hit_rate() + margin(sum(other))
 }

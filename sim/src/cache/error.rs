@@ -1,8 +1,8 @@
-//! What can be wrong with recorded routing.
+//! Errors of recorded routing.
 
 use moec_runtime::offload::cache::CacheError;
 
-/// Routing that cannot be recorded, or nothing can be chosen on.
+/// Routing that cannot be recorded, or that is not enough for a choice.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TraceError {
     /// Routing that does not fit the model.
@@ -10,18 +10,18 @@ pub enum TraceError {
     Routing {
         /// Index of the token in the trace.
         token: usize,
-        /// What does not fit.
+        /// Reason.
         what: String,
     },
-    /// A trace too short to decide on.
+    /// A trace too short for a choice.
     #[error("a trace of {found} tokens is too short to choose a cache policy on: {least} are the least")]
     TooShort {
-        /// Tokens.
+        /// Number of tokens.
         found: usize,
-        /// Tokens that are needed.
+        /// Required number of tokens.
         least: usize,
     },
-    /// What the cache refuses.
+    /// Error of the cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }

@@ -1,9 +1,9 @@
-//! The settings that are tried.
+//! Grid of settings for a choice.
 
 use moec_runtime::offload::cache::{POLICIES, Scope, Setting};
 
-/// Every setting of the parameters' grids, in the order of the table: for each policy the usual values first.
-/// Without scores, those policies that need none.
+/// Every setting of the parameters' grids, in the order of the table: for each policy the default values
+/// first. Without scores, only policies that need none.
 pub fn grid(scored: bool) -> Vec<Setting> {
     let mut all = Vec::new();
     for info in POLICIES.iter().filter(|p| scored || !p.scored) {
@@ -15,7 +15,7 @@ pub fn grid(scored: bool) -> Vec<Setting> {
         }
         for scope in info.scopes {
             let scope = if *scope == Scope::PerLayer { " per-layer" } else { "" };
-            // What the table has can be read.
+            // Every entry of the table is valid.
             all.extend(texts.iter().filter_map(|text| format!("{text}{scope}").parse::<Setting>().ok()));
         }
     }

@@ -1,18 +1,20 @@
 //! Experts on three levels: the disk, the host's memory, the GPU's (HybriMoE §IV-D for the two upper ones).
 //!
-//! Two caches, one inside of the other: what the GPU holds is in the host's memory, too. So an expert that leaves the GPU needs no
-//! way back, and an idle CPU can compute what the GPU holds, as §IV-B wants it. The price is the GPU's share of the host's
-//! memory, which is the larger one. What leaves the host leaves the GPU.
+//! Two inclusive caches: experts on the GPU are in the host's memory, too. So an expert that is evicted from
+//! the GPU need not be copied back, and an idle CPU can compute experts that the GPU holds, as §IV-B
+//! requires. The cost is the GPU's share of the host's memory, which is larger. An expert that is evicted
+//! from the host is evicted from the GPU.
 //!
-//! The host's cache hears of every expert that is used. The GPU's hears of those that it held or that were transferred for a layer: the
-//! scheduler says which, and what the CPU computes does not come by itself.
+//! The host's cache sees every use of an expert. The GPU's cache sees uses of experts that it held or that
+//! were transferred for a layer. The scheduler chooses the transfers; experts that the CPU computes are not
+//! transferred automatically.
 
 use moec_runtime::offload::cache::{Cache, CacheError, Event, ExpertIndex, Key, Setting};
 
 /// Level of the nearest copy of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// On the disk alone.
+    /// Only on disk.
     Disk,
     /// In the host's memory.
     Host,
@@ -20,32 +22,33 @@ pub enum Level {
     Gpu,
 }
 
-/// Fate of an expert's bytes.
+/// Movement of an expert's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// Read from disk into the host's memory, where it stays.
     Read(Key),
-    /// Read from disk for this step alone.
+    /// Read from disk for this step only.
     Streamed(Key),
     /// Copied to the GPU, where it stays.
     Transferred(Key),
-    /// Leaves the GPU.
+    /// Evicted from the GPU.
     LeavesGpu(Key),
-    /// Leaves the host's memory.
+    /// Evicted from the host's memory.
     LeavesHost(Key),
 }
 
-/// Keeps count of three levels.
+/// Caches of the host's and the GPU's memory over a disk.
 pub struct Levels {
     host: Cache,
     gpu: Cache,
 }
 
 impl Levels {
-    /// Empty memories of so many bytes for these experts. `pinned` never leave the GPU, nor the host's memory.
+    /// Creates empty memories of these sizes. `pinned` experts are never evicted from the GPU or the host's
+    /// memory.
     ///
     /// # Errors
-    /// As [`Cache::with_pinned`], of either memory.
+    /// As [`Cache::with_pinned`], for either memory.
     pub fn new(
         experts: &ExpertIndex,
         [host, gpu]: [u64; 2],
@@ -67,14 +70,14 @@ impl Levels {
         }
     }
 
-    /// Bytes that are resident: host, GPU.
+    /// Resident bytes: host, GPU.
     pub fn used(&self) -> [u64; 2] {
         [self.host.used(), self.gpu.used()]
     }
 
-    /// One layer of one token, or of a batch: `chosen` are used, and of those that the GPU does not hold `transferred` went
-    /// there. `ranked` as in [`Cache::step`]. Reports what moves, in an order in which it can: what leaves before what comes,
-    /// and what is read before it is transferred.
+    /// One layer of one token, or of a batch: `chosen` are used, and `transferred` are those of the missing
+    /// ones that were transferred to the GPU. `ranked` is as in [`Cache::step`]. Reports movements in a
+    /// feasible order: evictions before loads, and a read before its transfer.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].
@@ -94,7 +97,7 @@ impl Levels {
             Event::Stream(key) => on(Moved::Streamed(key)),
             Event::Evict(key) => leave(gpu, key, &mut on),
         })?;
-        // Who does not stay in the host's memory cannot stay on the GPU.
+        // An expert that does not stay in the host's memory cannot stay on the GPU.
         let comes = |e: &u16| gpu.contains(key(*e)) || transferred.contains(e) && host.contains(key(*e));
         let comes: Vec<u16> = chosen.iter().copied().filter(comes).collect();
         gpu.step(layer, &comes, ranked, |event| match event {
@@ -104,7 +107,8 @@ impl Levels {
         })
     }
 
-    /// Brings an expert to the GPU that may be wanted soon, from disk if it must be. Whether the GPU holds it then.
+    /// Transfers an expert to the GPU that may be needed soon, from disk if necessary. Returns whether the
+    /// GPU then holds it.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].
@@ -126,7 +130,7 @@ impl Levels {
     }
 }
 
-/// Leaves the host's memory, and the GPU's before.
+/// Reports that an expert is evicted from the GPU, and then from the host's memory.
 fn leave(gpu: &mut Cache, key: Key, on: &mut impl FnMut(Moved)) {
     if gpu.release(key).unwrap_or(false) {
         on(Moved::LeavesGpu(key));

@@ -1,4 +1,5 @@
-//! Replays of recorded routing through the runtime's cache: how a policy does, the bound that none passes, and which one to ship.
+//! Replays of recorded routing through the runtime's cache: results of policies, their lower bound, and the
+//! choice of one for a bundle.
 
 pub mod belady;
 mod choose;

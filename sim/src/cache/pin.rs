@@ -1,15 +1,16 @@
-//! Experts to pin: those that recorded routing used most often take a share of the cache, and a policy has the rest.
+//! Experts to pin: those that recorded routing used most often take a share of the cache, and a policy
+//! manages the rest.
 
 use super::replay::{fold, replay_pinned};
 use super::runs::{FOLDS, FoldedRow, Row};
 use super::trace::Trace;
 use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
-/// Percent of the cache that a choice tries to pin.
+/// Percentages of the cache that a choice tries to pin.
 pub const SHARES: &[u8] = &[25, 50, 75, 90];
 
-/// The experts that some tokens of a trace used most often, the hottest first, as many as fit into `bytes`; the earlier
-/// layer and expert first among equals, and none that was not used.
+/// The experts that some tokens of a trace used most often, the hottest first, as many as fit into `bytes`;
+/// the earlier layer and expert first among equals, without unused ones.
 pub fn hottest(trace: &Trace, bytes: u64, tokens: impl Fn(usize) -> bool) -> Vec<Key> {
     let experts = trace.experts();
     let uses = counted(trace, tokens);
@@ -41,7 +42,7 @@ fn counted(trace: &Trace, tokens: impl Fn(usize) -> bool) -> Vec<u32> {
     uses
 }
 
-/// The hottest of a whole trace, in a share of the cache.
+/// The hottest experts of a whole trace, in a share of the cache.
 pub fn hottest_share(trace: &Trace, capacity: u64, percent: u8) -> Vec<Key> {
     hottest(trace, part(capacity, percent), |_| true)
 }
@@ -51,8 +52,8 @@ fn part(capacity: u64, percent: u8) -> u64 {
     (u128::from(capacity) * u128::from(percent.min(100)) / 100) as u64
 }
 
-/// Replays settings with shares of the cache pinned. A run's row is of the whole trace with its hottest experts; each of its
-/// folds is what it did there with the hottest of the *others*.
+/// Replays settings with shares of the cache pinned. A run's row is for the whole trace with its hottest
+/// experts; each fold is measured with the hottest of the *other* folds.
 pub(super) fn runs(
     trace: &Trace,
     capacity: u64,

@@ -1,4 +1,4 @@
-//! Runs recorded routing through a cache, and counts.
+//! Replay of recorded routing through a cache, with counts.
 
 use super::trace::Trace;
 use moec_runtime::offload::cache::{Cache, CacheError, Event, Key, Setting};
@@ -9,11 +9,11 @@ use std::ops::AddAssign;
 pub struct CacheCounters {
     /// Uses of experts that were resident.
     pub hits: u64,
-    /// Uses of experts that were not.
+    /// Uses of experts that were not resident.
     pub misses: u64,
     /// Bytes of the experts that were used.
     pub used: u64,
-    /// Bytes that had to be read for them.
+    /// Bytes that were read for them.
     pub read: u64,
 }
 
@@ -23,13 +23,13 @@ impl CacheCounters {
         self.hits + self.misses
     }
 
-    /// Share of the used bytes that were resident: the share of hits where all experts are equally large. 0 where
-    /// nothing was used.
+    /// Share of the used bytes that were resident: the share of hits if all experts have the same size. 0
+    /// without uses.
     pub fn hit_rate(&self) -> f64 {
         if self.used == 0 { 0.0 } else { (self.used - self.read) as f64 / self.used as f64 }
     }
 
-    /// Counts a use of an expert of `bytes` of which `resident` were there.
+    /// Counts a use of an expert of `bytes` of which `resident` were resident.
     pub(super) fn count(&mut self, bytes: u64, resident: u64) {
         let hit = resident >= bytes;
         self.hits += u64::from(hit);
@@ -53,7 +53,7 @@ impl AddAssign for CacheCounters {
 pub struct Replay {
     /// By layer.
     pub layers: Vec<CacheCounters>,
-    /// By fold of the trace; all folds have the same number of tokens, but for one.
+    /// By fold of the trace; all folds but one have the same number of tokens.
     pub folds: Vec<CacheCounters>,
 }
 
@@ -62,7 +62,7 @@ impl Replay {
         Self { layers: vec![CacheCounters::default(); layers], folds: vec![CacheCounters::default(); folds] }
     }
 
-    /// Of all layers.
+    /// Counts of all layers.
     pub fn total(&self) -> CacheCounters {
         self.layers.iter().fold(CacheCounters::default(), |mut sum, l| {
             sum += *l;
@@ -77,13 +77,13 @@ impl Replay {
     }
 }
 
-/// The fold of a trace that a token lies in.
+/// The fold of a token.
 pub(super) fn fold(trace: &Trace, folds: usize, token: usize) -> usize {
     token * folds / trace.tokens().max(1)
 }
 
 /// Runs a trace through a cache of `capacity` bytes that starts empty, counting over `folds` folds. The cache
-/// lives on from one sequence of the trace to the next, as in a program that answers one after the other.
+/// is kept from one sequence of the trace to the next, as in a program that answers one after the other.
 ///
 /// # Errors
 /// None that a trace of these experts can cause.
@@ -91,7 +91,8 @@ pub fn replay(trace: &Trace, capacity: u64, setting: &Setting, folds: usize) -> 
     replay_pinned(trace, capacity, setting, &[], folds)
 }
 
-/// The same with experts that never go. Their first use counts as a miss: they have to be read once.
+/// Like [`replay`], with experts that are never evicted. Their first use counts as a miss: they have to be
+/// read once.
 ///
 /// # Errors
 /// As [`Cache::with_pinned`].

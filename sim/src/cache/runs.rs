@@ -3,7 +3,7 @@
 use super::replay::CacheCounters;
 use moec_runtime::offload::cache::Setting;
 
-/// Stretches that a trace is cut into. Each is held out once.
+/// Number of folds of a trace. Each is held out once.
 pub(super) const FOLDS: usize = 4;
 
 /// Result of one setting on the whole trace.
@@ -24,7 +24,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// A row, and what it did on every fold.
+/// A row, and its results on every fold.
 pub(super) struct FoldedRow {
     pub(super) row: Row,
     pub(super) folds: Vec<CacheCounters>,

@@ -1,11 +1,11 @@
 //! Synthetic traces with a recorded popularity, for tests and benchmarks.
 //!
-//! Every expert of a layer has a latent logit `z = ln w + g`, of which a token uses the `k` largest. With `g` from
-//! a Gumbel distribution that is drawing without replacement by the weights `w`; `w = −ln(1 − π)` makes each
-//! expert's share of tokens (nearly) its popularity `π`. From one token to the next `g` is kept in part: it is
-//! Gumbel by its quantiles of a Gaussian process of first order with correlation `persistence`. So one number says
-//! how far choices repeat, without a change in popularity. The router scores are the softmax of `z`: as in real
-//! models, a score just below those chosen says that the expert may be next.
+//! Every expert of a layer has a latent logit `z = ln w + g`, of which a token uses the `k` largest. With `g`
+//! from a Gumbel distribution this is sampling without replacement with the weights `w`; `w = −ln(1 − π)`
+//! makes each expert's share of tokens (nearly) its popularity `π`. From one token to the next `g` is kept in
+//! part: its quantiles are those of a first-order Gaussian process with correlation `persistence`. So one
+//! number sets how often choices repeat, without a change in popularity. The router scores are the softmax of
+//! `z`: as in real models, an expert with a score just below the chosen ones may be next.
 
 use super::{Trace, TraceError};
 use moec_runtime::offload::cache::{CacheError, ExpertIndex};
@@ -14,8 +14,8 @@ use moec_runtime::serving::sampler::SplitMix64;
 /// Popularity of experts by layer.
 pub type Popularity = Vec<(u32, Vec<f64>)>;
 
-/// Reads counts from lines `model,domain,layer,expert,count` of one model and one domain. Layers that are not
-/// numbered, and a first line with names, are passed over.
+/// Reads counts from lines `model,domain,layer,expert,count` of one model and one domain. Layers without a
+/// number, and a header line, are skipped.
 ///
 /// # Errors
 /// [`CacheError::Experts`] for an invalid line, or if no line is of this model and domain.
@@ -46,11 +46,11 @@ pub fn popularity(csv: &str, model: &str, domain: &str) -> Result<Popularity, Ca
     Ok(layers)
 }
 
-/// A trace of `tokens` tokens with scores. Layers that have no popularity of their own have that of the nearest
-/// layer that does. `persistence` is 0 (every token is on its own) to below 1.
+/// A trace of `tokens` tokens with scores. A layer without a popularity of its own has that of the nearest
+/// layer with one. `persistence` is from 0 (tokens are independent) to below 1.
 ///
 /// # Errors
-/// [`CacheError::Experts`] where the popularity is of another number of experts, negative or nothing, or the
+/// [`CacheError::Experts`] if the popularity is empty, negative or for another number of experts, or if the
 /// persistence is out of range.
 pub fn trace(
     experts: &ExpertIndex,
@@ -104,7 +104,7 @@ pub fn trace(
     Ok(trace)
 }
 
-/// From a standard normal distribution (Box and Muller, 1958).
+/// A sample of a standard normal distribution (Box and Muller, 1958).
 fn normal(random: &mut SplitMix64) -> f64 {
     let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
     radius * (std::f64::consts::TAU * random.unit()).cos()

@@ -4,12 +4,13 @@ use super::error::TraceError;
 use moec_runtime::offload::cache::ExpertIndex;
 use std::ops::Range;
 
-/// Experts that every token chose in every layer, and the largest scores of its router, if they were recorded.
+/// Experts that every token chose in every layer, and the largest scores of its router, if they were
+/// recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     experts: ExpertIndex,
     scored: bool,
-    /// Place of every layer in the chosen of a token, and their number.
+    /// Position of every layer in a token's chosen experts, and their total number.
     chosen_at: Vec<usize>,
     ranked_at: Vec<usize>,
     chosen: Vec<u16>,
@@ -27,7 +28,8 @@ pub struct Step<'a> {
 }
 
 impl Trace {
-    /// Nothing yet. With `scored`, every token comes with the [`Trace::ranks`] largest scores of every layer.
+    /// Creates an empty trace. With `scored`, every token comes with the [`Trace::ranks`] largest scores of
+    /// every layer.
     pub fn new(experts: ExpertIndex, scored: bool) -> Self {
         let places = |width: &dyn Fn(usize) -> usize| {
             let widths = (0..experts.layers().len()).map(width);
@@ -44,7 +46,8 @@ impl Trace {
         Self { chosen_at, ranked_at, experts, scored, chosen: Vec::new(), ranked: Vec::new(), tokens: 0 }
     }
 
-    /// Scores that are kept of a layer: twice the experts that a token uses (HybriMoE §IV-D), if there are as many.
+    /// Number of scores that are kept of a layer: twice the experts that a token uses (HybriMoE §IV-D), if
+    /// there are as many.
     pub fn ranks(experts: &ExpertIndex, layer: usize) -> usize {
         experts.layers().get(layer).map_or(0, |l| (2 * l.k).min(l.experts))
     }
@@ -72,8 +75,8 @@ impl Trace {
     /// Adds a token: the experts of all layers one after the other, and their largest scores likewise.
     ///
     /// # Errors
-    /// [`TraceError::Routing`] for another number of them than the model has, an expert that is not there or is
-    /// there twice, and scores that are not shares in descending order. Nothing is added then.
+    /// [`TraceError::Routing`] for another number of experts than the model has, an expert that does not
+    /// exist or is listed twice, and scores that are not shares in descending order. Nothing is added then.
     pub fn push(&mut self, chosen: &[u16], ranked: &[(u16, f32)]) -> Result<(), TraceError> {
         let wrong = |what: String| TraceError::Routing { token: self.tokens, what };
         let layers = self.experts.layers().len();
@@ -100,7 +103,7 @@ impl Trace {
         Ok(())
     }
 
-    /// One layer of one token; both must be there.
+    /// One layer of one token; both must exist.
     pub fn step(&self, token: usize, layer: usize) -> Step<'_> {
         let part = |at: &[usize]| -> Range<usize> {
             let start = token * at[at.len() - 1];
@@ -115,7 +118,7 @@ impl Trace {
         (0..self.tokens).flat_map(move |t| (0..layers).map(move |l| (t, l, self.step(t, l))))
     }
 
-    /// Some of the tokens. Those past the end are not there.
+    /// Some of the tokens; those past the end are ignored.
     pub fn part(&self, tokens: Range<usize>) -> Self {
         let layers = self.experts.layers().len();
         let (from, to) = (tokens.start.min(self.tokens), tokens.end.min(self.tokens));

@@ -1,4 +1,4 @@
-//! A reader that fails as configured, for tests: of this crate, and of whatever builds on it.
+//! A reader that fails as configured, for tests of this crate and its users.
 
 use moec_runtime::offload::disk::{Read, ReadResult, Reader, Wake};
 use std::io;
@@ -11,35 +11,35 @@ use std::time::Duration;
 pub enum Injected {
     /// No fault.
     Nothing,
-    /// An error of that number, and nothing was read.
+    /// An error with this number, without any bytes.
     Error(i32),
-    /// That many bytes at most; the bytes after them are damaged.
+    /// At most this many bytes; the bytes after them are damaged.
     Short(u32),
     /// No bytes, as at the end of a file.
     End,
-    /// A bit of one byte is the opposite.
+    /// One bit of one byte is flipped.
     Flip(u32),
-    /// No answer before [`Gate::open`].
+    /// No result before [`Gate::open`].
     Stall,
-    /// The answer comes twice.
+    /// The result comes twice.
     Twice,
-    /// The reader breaks down.
+    /// The reader fails.
     Break,
 }
 
-/// Lets go what stalls.
+/// Releases stalled reads.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<State>);
 
 #[derive(Default)]
 struct State {
     open: AtomicBool,
-    /// Wakers of threads that wait for readers that hold something back.
+    /// Wakers of threads that wait for readers with stalled reads.
     wakers: Mutex<Vec<Arc<dyn Wake>>>,
 }
 
 impl Gate {
-    /// From now on stalled reads go on, and others do not stall.
+    /// Releases stalled reads; later reads do not stall.
     pub fn open(&self) {
         self.0.open.store(true, Ordering::SeqCst);
         self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|w| w.wake());
@@ -59,7 +59,7 @@ pub struct Faulty {
     inner: Box<dyn Reader>,
     plan: Box<dyn FnMut(&Read) -> Injected + Send>,
     gate: Gate,
-    /// Reads under way whose answer will be changed.
+    /// Reads in flight whose result will be changed.
     changed: Vec<(Read, Injected)>,
     held: Vec<Read>,
     ready: Vec<ReadResult>,
@@ -84,7 +84,8 @@ impl Faulty {
         match injected {
             Injected::Short(most) => {
                 let n = n.min(most);
-                // SAFETY: the bytes of a read are its own until its answer was returned, which this one was not.
+                // SAFETY: the bytes of a read are its own until its result was returned, which has not
+                // happened yet.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(read.at.ptr(), read.bytes as usize) };
                 bytes[n as usize..].fill(0xa5);
                 done.result = done.result.map(|_| n);
@@ -123,14 +124,14 @@ impl Reader for Faulty {
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.submit(&pass) }
     }
 
     fn wait(&mut self, done: &mut Vec<ReadResult>, at_most: Option<Duration>) -> io::Result<()> {
         if self.gate.is_open() && !self.held.is_empty() {
             let held = std::mem::take(&mut self.held);
-            // SAFETY: they were submitted and not answered yet.
+            // SAFETY: they were submitted and have no result yet.
             unsafe { self.inner.submit(&held) }?;
         }
         let (first, ready) = (done.len(), !self.ready.is_empty());

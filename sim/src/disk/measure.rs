@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 pub const BLOCKS: [u32; 8] =
     [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10];
 
-/// Settings of one figure.
+/// Settings of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// Bytes of a read; as [`Options::block_bytes`].
     pub block_bytes: u32,
     /// Reads in flight.
     pub depth: u32,
-    /// Whether blocks are read in any order, or one after the other.
+    /// Whether blocks are read in random order, or sequentially.
     pub random: bool,
-    /// Bytes from the front of the file that reads fall into.
+    /// Bytes from the start of the file that are read.
     pub range_bytes: u64,
 }
 
-/// A figure.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Its settings.
@@ -40,11 +40,11 @@ pub struct Rate {
 /// Measured rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskRates {
-    /// The reader, in words.
+    /// Description of the reader.
     pub reader: String,
-    /// Whether the page cache was passed by. If not, the figures may be those of memory.
+    /// Whether the page cache was bypassed. If not, the rates may be those of memory.
     pub direct: bool,
-    /// One figure per point, in their order.
+    /// One rate per point, in their order.
     pub rates: Vec<Rate>,
 }
 
@@ -59,8 +59,8 @@ impl DiskRates {
     }
 }
 
-/// The points of a device file: every block size, at random with 1, 8 and 32 reads in flight, in order with
-/// 32, and the smallest blocks within an eighth of the range.
+/// The points of a device file: every block size at random with 1, 8 and 32 reads in flight, and sequentially
+/// with 32; the smallest blocks also within an eighth of the range.
 pub fn points(range_bytes: u64) -> Vec<Point> {
     let mut points = Vec::new();
     for block_bytes in BLOCKS {
@@ -74,13 +74,13 @@ pub fn points(range_bytes: u64) -> Vec<Point> {
     points
 }
 
-/// Reads a file for about `span` per point. `tick` is called after every figure.
+/// Reads a file for about `span` per point. `tick` is called after every measurement.
 ///
-/// Only reader and `direct` of the options count. The file must be on the disk, not in the page cache only
-/// ([`Scratch`] sees to that), and larger than what the drive itself caches.
+/// Only `reader` and `direct` of the options are used. The file must be on the disk, not only in the page
+/// cache ([`Scratch`] ensures this), and larger than the drive's own cache.
 ///
 /// # Errors
-/// What keeps the file from being read, or a point whose range holds no block.
+/// The file cannot be read, or the range of a point holds no block.
 pub fn measure_rates(
     path: &Path,
     points: &[Point],
@@ -126,7 +126,7 @@ struct Places {
 
 impl Places {
     fn next(&mut self) -> u64 {
-        // xorshift64: any order that no drive predicts.
+        // xorshift64: an order that no drive predicts.
         for shift in [13_i32, -7, 17] {
             self.state ^= if shift > 0 { self.state << shift } else { self.state >> -shift };
         }
@@ -136,7 +136,7 @@ impl Places {
     }
 }
 
-/// Keeps the reader busy for `span`; 10⁹ bytes per second.
+/// Keeps the reader busy for `span`; returns 10⁹ bytes per second.
 fn measure(
     reader: &mut dyn Reader,
     buffers: &Arc<Buffers>,
@@ -157,8 +157,8 @@ fn measure(
     let (mut done, mut bytes): (Vec<ReadResult>, u64) = (Vec::with_capacity(held.len()), 0);
     let (start, mut in_flight, mut failure) = (Instant::now(), 0, None);
     loop {
-        // SAFETY: every read has a buffer of its own, which is held and which is never read; there are as
-        // many as the depth.
+        // SAFETY: every read has a buffer of its own, which is held and never read; there are as many buffers
+        // as the depth.
         unsafe { reader.submit(&next) }?;
         in_flight += next.len();
         next.clear();
@@ -183,12 +183,12 @@ fn measure(
     failure.map_or(Ok(bytes as f64 / seconds / 1e9), Err)
 }
 
-/// Drops what the page cache holds of a file, as far as the system does that.
+/// Drops a file from the page cache, as far as the operating system does that.
 fn forget(file: &File) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
         use std::os::fd::AsRawFd;
-        // SAFETY: no pointers; the descriptor is open. A refusal leaves things as they are.
+        // SAFETY: no pointers; the descriptor is open. A refusal changes nothing.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -210,13 +210,13 @@ impl Scratch {
         let path = folder.join(format!("moec-disk-{}.tmp", std::process::id()));
         let failed = |source| Error::io("write", path.clone(), source);
         let mut file = File::create_new(&path).map_err(failed)?;
-        // From here on the file is removed, whatever happens.
+        // From here on the file is removed in any case.
         let scratch = Self { path: path.clone() };
         let (mut state, mut part) = (1_u64, vec![0; 1 << 20]);
         let mut left = bytes;
         while left > 0 {
             for word in part.as_chunks_mut().0 {
-                // The multiplier of a linear congruential generator (Knuth, MMIX); its upper bits will do.
+                // The multiplier of a linear congruential generator (Knuth, MMIX); its upper bits suffice.
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 *word = ((state >> 32) as u32).to_le_bytes();
             }
@@ -237,7 +237,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It is not worth an error: the file's name says what it is.
+        // A failure is not worth an error: the file's name shows its purpose.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,4 +1,4 @@
-//! Devices that are modelled or that fail, for the runtime's reader of disks, and what measures a disk so that it can be modelled.
+//! Modelled and failing devices for the runtime's disk reader, and measurements of a disk for a model of it.
 
 mod clock;
 pub mod fault;

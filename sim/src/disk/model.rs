@@ -1,12 +1,12 @@
 //! A modelled device: it answers reads after as long as a model says, in virtual time.
 //!
-//! The model is one queue. Reads pass a link one after the other, at its rate, and are answered a latency after their last
-//! byte: so the device reaches its rate where more are in flight than the latency takes, and answers in the order in which it
-//! was asked. That is the simplest model with the two figures that a bandwidth table gives; a drive's own scheduling is not in
-//! it.
+//! The model is one queue. Reads pass a link one after the other, at its rate, and end a latency after their
+//! last byte. So the device reaches its rate if more bytes are in flight than the link carries during the
+//! latency, and ends reads in the order of submission. This is the simplest model with the two figures of a
+//! bandwidth table; a drive's own scheduling is not modelled.
 //!
-//! Who waits for it lets virtual time pass. With a reader behind it the bytes are really read, however long that takes; alone
-//! it is a device without bytes, for callers that poll only when they would be there.
+//! A thread that waits for it advances the virtual time. With an inner reader the bytes are really read,
+//! however long that takes. Without one it is a device without bytes, for callers that need only the times.
 
 use super::clock::VirtualClock;
 use moec_runtime::offload::disk::{Clock, Read, ReadResult, Reader, Wake};
@@ -15,17 +15,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most reads in flight of a modelled device: as many as every reader behind it takes.
+/// Maximum number of reads in flight of a modelled device: every inner reader takes as many.
 const MOST: u32 = 32;
 
 /// Model of a link to a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// From the last byte of a read to its answer.
+    /// Time from the last byte of a read to its result.
     pub latency: Duration,
     /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Reads in flight, 1 to 32.
+    /// Maximum reads in flight, 1 to 32.
     pub depth: u32,
 }
 
@@ -35,7 +35,7 @@ impl Link {
         self.depth.clamp(1, MOST)
     }
 
-    /// Time of so many bytes on the link; none on one of no stated rate.
+    /// Time of this many bytes on the link; 0 on a link without a rate.
     fn time(&self, bytes: u32) -> Duration {
         let seconds = f64::from(bytes) / self.bytes_per_second;
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
@@ -46,11 +46,11 @@ impl Link {
 pub struct Modelled {
     link: Link,
     clock: Arc<VirtualClock>,
-    /// Reads under way, with the moments when they will be answered, in order.
+    /// Reads in flight, with the times when they will end, in order.
     queue: VecDeque<(Duration, u64)>,
     /// Time when the link is free.
     free: Duration,
-    /// Reader that has the bytes, and its results before their time.
+    /// Reader of the bytes, and its results before their time.
     inner: Option<Box<dyn Reader>>,
     answers: Vec<ReadResult>,
     /// Sizes of reads without bytes.
@@ -64,7 +64,7 @@ impl Modelled {
         Self { link, clock, queue, free: Duration::ZERO, inner, answers: Vec::new(), sizes }
     }
 
-    /// Result of the real reader, which may take its time: none of it is virtual.
+    /// Result of the real reader; waiting for it takes no virtual time.
     fn answer(&mut self, token: u64, bytes: u32) -> io::Result<ReadResult> {
         let Some(inner) = &mut self.inner else { return Ok(ReadResult { token, result: Ok(bytes) }) };
         loop {
@@ -89,14 +89,15 @@ impl Reader for Modelled {
             self.sizes.push_back(read.bytes);
         }
         match &mut self.inner {
-            // SAFETY: the caller's promise; the answer is held back until its time, so that the bytes stay the read's.
+            // SAFETY: guaranteed by the caller; the result is held back until its time, so the bytes stay the
+            // read's.
             Some(inner) => unsafe { inner.submit(reads) },
             None => Ok(()),
         }
     }
 
-    /// Lets virtual time pass until a read has ended, or for as long as said; none where `at_most` is none and no read is
-    /// under way.
+    /// Advances virtual time until a read has ended, or by `at_most`; not at all if `at_most` is `None` and
+    /// no read is in flight.
     fn wait(&mut self, done: &mut Vec<ReadResult>, at_most: Option<Duration>) -> io::Result<()> {
         let now = self.clock.now();
         let next = self.queue.front().map(|&(due, _)| due.saturating_sub(now));
@@ -157,7 +158,7 @@ mod tests {
         let answer = |token, bytes| ReadResult { token, result: Ok(bytes) };
         for (most, at, want) in [
             (Some(Duration::from_micros(4)), 9, vec![]),
-            // At 5 + 4 + 10, and 8 after it.
+            // At 5 + 4 + 10, and 8 later.
             (None, 19, vec![answer(1, 4000)]),
             (Some(Duration::ZERO), 19, vec![]),
             (Some(Duration::from_micros(50)), 27, vec![answer(2, 8000)]),

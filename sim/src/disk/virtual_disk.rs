@@ -1,5 +1,5 @@
-//! A modelled disk under virtual time: the queue and the scheduler are the runtime's, their turns are taken by the thread that waits, so that the same
-//! questions are answered at the same moments.
+//! A modelled disk under virtual time. The queue and the scheduler are the runtime's. The waiting thread
+//! takes their turns, so that the same requests end at the same times.
 
 use super::clock::VirtualClock;
 use super::model::{Link, Modelled};
@@ -20,11 +20,11 @@ pub struct VirtualDisk {
 }
 
 impl VirtualDisk {
-    /// A disk behind a link. If it `reads`, bytes come from the files of `table`; else no file is opened, nothing is read, and no
-    /// checksum is computed.
+    /// Creates a disk on a link. If it `reads`, bytes come from the files of `table`; else no file is opened,
+    /// nothing is read, and no checksum is computed.
     ///
     /// # Errors
-    /// An option out of its range; where it reads, as [`moec_runtime::offload::disk::ThreadedDisk::open`].
+    /// An option out of its range; if it reads, as [`moec_runtime::offload::disk::ThreadedDisk::open`].
     pub fn new(
         table: Arc<ExtentTable>,
         buffers: Arc<Buffers>,
@@ -46,7 +46,7 @@ impl VirtualDisk {
         Ok(Self { queue, worker, clock, description })
     }
 
-    /// Lets time pass, in which another unit works; the disk meanwhile does what it was requested.
+    /// Advances the time while another unit works; the disk meanwhile handles its requests.
     pub fn pass(&self, time: Duration) {
         let end = self.clock.now().saturating_add(time);
         let mut worker = self.settle();
@@ -56,7 +56,7 @@ impl VirtualDisk {
         {}
     }
 
-    /// Does what can be done at this moment, so that asking twice is asking once.
+    /// Does everything that is possible at this moment, so that a second call has no effect.
     fn settle(&self) -> MutexGuard<'_, Worker> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         while worker.turn(Some(Duration::ZERO)).is_some_and(|ended| ended > 0) {}
@@ -73,7 +73,7 @@ impl Disk for VirtualDisk {
         drop(self.settle());
     }
 
-    /// Until there is an event or no read is under way.
+    /// Waits until there is an event or no read is in flight.
     fn news(&self, _: Option<Duration>) -> bool {
         let mut worker = self.settle();
         while !self.queue.has_events() && worker.in_flight() > 0 && worker.turn(None).is_some() {}

@@ -1,11 +1,11 @@
-//! The arithmetic that a step is given.
+//! Arithmetic of a step.
 
 /// Cluster to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     /// The thread that computes it.
     pub thread: usize,
-    /// Place of the matrix in [`NeuronStore::begin`](super::NeuronStore::begin).
+    /// Position of the matrix in [`NeuronStore::begin`](super::NeuronStore::begin).
     pub place: usize,
     /// The matrix.
     pub matrix: u32,
@@ -24,14 +24,14 @@ pub struct Row<'a> {
     pub rest: &'a [u8],
 }
 
-/// The arithmetic of a step. Clusters are computed side by side, each by one thread at a time.
+/// The arithmetic of a step. Clusters are computed in parallel, each by one thread at a time.
 pub trait NeuronCompute: Sync {
-    /// Pred: takes neurons that cannot be active out of `neurons`, which holds those of the cluster in order.
+    /// Pred: removes neurons that cannot be active from `neurons`, which holds those of the cluster in order.
     fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
         let _ = (work, neurons);
     }
 
-    /// GC: gates of rows. Puts the neurons that are active into `active`, in order.
+    /// GC: gates of rows. Adds the active neurons to `active`, in order.
     fn gate(&self, work: Work, rows: &[Row<'_>], active: &mut Vec<u32>);
 
     /// UDC: up and down of active rows.

@@ -13,8 +13,8 @@ pub struct Memory {
     pub up_down: u64,
 }
 
-/// The extents of a file that holds bundles, one after the other from `offset` on: two for each neuron, or one where
-/// [`Shape::rest`] is 0.
+/// The extents of a file that holds bundles, one after the other from `offset` on: two for each neuron, or
+/// one if [`Shape::rest`] is 0.
 ///
 /// # Errors
 /// [`Error::Bundle`] for parts that are not whole blocks of [`BLOCK`], or more than the file holds.
@@ -38,7 +38,8 @@ pub fn extents(file: FileEntry, offset: u64, shape: Shape) -> Result<ExtentTable
     ExtentTable::new(vec![file], extents)
 }
 
-/// The classes of the buffers that a store reads into: what memory holds, and a cluster of each part that passes through.
+/// Size classes of a store's buffers: the parts that memory holds, and a cluster of each part that bypasses
+/// the cache.
 pub fn classes(shape: Shape, memory: Memory) -> Vec<Class> {
     let count = u64::from(shape.matrices) * u64::from(shape.neurons);
     let class = |bytes: u64, memory: u64| {

@@ -1,11 +1,13 @@
-//! Neurons on disk: a step that computes what is in memory while the rest is read (PowerInfer-2, §4.2 to §4.4).
+//! Neurons on disk: a step that computes what is in memory while the rest is read (PowerInfer-2, §4.2 to
+//! §4.4).
 //!
-//! What is kept, read and computed next is decided in [`crate::neurons`]: a cache for each of the two parts of a bundle, and a
-//! pipeline over the clusters of a step. The store carries that out: threads come to [`NeuronStore::work`] and take what is ready,
-//! the disk reads beside them, and a thread without work handles what has come. Arithmetic is that of a [`NeuronCompute`].
+//! [`crate::neurons`] decides what is kept, read and computed next: with a cache for each of the two parts of
+//! a bundle, and a pipeline over the clusters of a step. The store carries that out: threads call
+//! [`NeuronStore::work`] and take ready clusters, the disk reads in parallel, and idle threads handle
+//! completed reads. A [`NeuronCompute`] does the arithmetic.
 //!
-//! Who computes when depends on the disk; results need not: a cluster's rows are given in order, and a caller that sums over clusters
-//! does it at the end, in their order.
+//! The order of computation depends on the disk, but results need not. A cluster's rows are passed in order,
+//! and a caller that sums over clusters does so at the end, in their order.
 
 mod compute;
 mod layout;
@@ -33,7 +35,8 @@ pub struct NeuronStore {
 }
 
 impl NeuronStore {
-    /// A store over disk whose table is that of [`extents`] and whose buffers are those of [`classes`].
+    /// Creates a store over a disk whose table is that of [`extents`] and whose buffers are those of
+    /// [`classes`].
     ///
     /// # Errors
     /// [`Error::Bundle`] for neurons that cannot be numbered, or a table or buffers of other neurons.
@@ -66,10 +69,10 @@ impl NeuronStore {
         Ok(Self { disk, shape, state: Mutex::new(state) })
     }
 
-    /// A step begins over these matrices, each at most once. All threads then come to [`NeuronStore::work`].
+    /// Begins a step over these matrices, each at most once. All threads then call [`NeuronStore::work`].
     ///
     /// # Errors
-    /// A matrix that is not there or comes twice; the step before has not ended.
+    /// A matrix that does not exist or is listed twice; the step before has not ended.
     pub fn begin(&self, matrices: &[u32]) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -105,7 +108,7 @@ impl NeuronStore {
     /// A thread's share of the step: returns when all of it is computed.
     ///
     /// # Errors
-    /// [`Error::Read`] for what cannot be read. All threads get it, and the next step begins with empty memory.
+    /// [`Error::Read`] if a read fails. All threads get it, and the next step begins with empty memory.
     pub fn work(&self, thread: usize, compute: &dyn NeuronCompute) -> Result<()> {
         self.lock().inside += 1;
         let result = self.share(thread, compute);
@@ -188,7 +191,7 @@ impl NeuronStore {
         }
     }
 
-    /// Requests one read; whether there was room.
+    /// Requests one read; returns whether there was room.
     fn submit(&self, state: &mut State, want: Want) -> bool {
         let matrix = state.flows[want.cluster as usize].matrix;
         let side = &mut state.sides[want.side];
@@ -211,7 +214,7 @@ impl NeuronStore {
         true
     }
 
-    /// After an error: waits for what is still read, and forgets everything.
+    /// Recovers from an error: waits for reads in flight, and forgets everything.
     fn recover(&self, state: &mut State) {
         while state.under_way > 0 {
             self.disk.news(Some(NEWS));
@@ -227,7 +230,7 @@ impl NeuronStore {
     }
 }
 
-/// The same error, for another thread.
+/// A copy of an error, for another thread.
 fn again(error: &Error) -> Error {
     match error {
         Error::Read(e) => Error::Read(e.clone()),

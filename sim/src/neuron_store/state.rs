@@ -10,30 +10,30 @@ use std::sync::Arc;
 pub(super) const GATE: usize = 0;
 pub(super) const REST: usize = 1;
 
-/// One part of all neurons.
+/// State of one part of all neurons.
 pub(super) struct Side {
     pub(super) cache: Segmented,
-    /// By neuron: what is kept.
+    /// Kept bytes, by neuron.
     pub(super) kept: Vec<Option<Arc<Loaded>>>,
-    /// Buffers that pass through, and those that may.
+    /// Buffers that bypass the cache: number in use, and maximum.
     pub(super) passing: u32,
     pub(super) most: u32,
     /// The task whose reads are being requested.
     pub(super) asking: Option<Task>,
 }
 
-/// A read that is needed.
+/// A read for a neuron of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) cluster: u32,
-    /// Place among the cluster's rows.
+    /// Position among the cluster's rows.
     pub(super) at: usize,
     pub(super) side: usize,
     pub(super) neuron: u32,
     pub(super) keep: bool,
 }
 
-/// A cluster on its way.
+/// A cluster in progress.
 #[derive(Default)]
 pub(super) struct Flow {
     pub(super) place: usize,
@@ -41,13 +41,13 @@ pub(super) struct Flow {
     pub(super) cluster: u32,
     /// Possibly active neurons, then the active ones, in order.
     pub(super) neurons: Vec<u32>,
-    /// Bytes of both parts, by place in `neurons`.
+    /// Bytes of both parts, by position in `neurons`.
     pub(super) parts: [Vec<Option<Arc<Loaded>>>; 2],
-    /// Reads that are not requested yet, the next one last.
+    /// Reads that were not requested yet, the next one last.
     pub(super) wants: Vec<Want>,
-    /// Reads that have not come.
+    /// Number of reads that have not arrived.
     pub(super) missing: usize,
-    /// Buffers of each part that only pass through.
+    /// Number of buffers of each part that bypass the cache.
     pub(super) passing: [u32; 2],
 }
 
@@ -55,7 +55,7 @@ pub(super) struct State {
     pub(super) sides: [Side; 2],
     pub(super) pipeline: Pipeline,
     pub(super) flows: Vec<Flow>,
-    /// By buffer: whose read fills it.
+    /// By buffer: the read that fills it.
     pub(super) pending: Vec<Option<Want>>,
     pub(super) under_way: usize,
     /// Threads in [`NeuronStore::work`].
@@ -64,14 +64,14 @@ pub(super) struct State {
 }
 
 impl State {
-    /// A read has ended, well or not.
+    /// Removes a read that has ended, successfully or not.
     pub(super) fn ended(&mut self, buffer: usize) -> Option<Want> {
         let want = self.pending.get_mut(buffer)?.take()?;
         self.under_way -= 1;
         Some(want)
     }
 
-    /// A part of a neuron has come.
+    /// Handles the arrival of a part of a neuron.
     pub(super) fn arrived(&mut self, buffer: usize, loaded: Loaded) {
         let Some(want) = self.ended(buffer) else { return };
         if self.error.is_some() {
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// A thread has computed a stage.
+    /// Records that a thread has computed a stage.
     pub(super) fn computed(&mut self, task: Task, mut flow: Flow, shape: Shape) {
         let next = match task.stage {
             _ if flow.neurons.is_empty() => Next::End,
@@ -111,7 +111,8 @@ impl State {
         self.notify(task, next);
     }
 
-    /// Requests from the cache a part of a cluster's neurons: what it holds is taken, and what it lacks will be read.
+    /// Requests a part of a cluster's neurons from the cache: takes resident ones, and queues reads of the
+    /// others.
     fn need(&mut self, cluster: u32, flow: &mut Flow, at_side: usize) -> Next {
         let side = &mut self.sides[at_side];
         let neurons = side.cache.shape().neurons;
@@ -153,7 +154,7 @@ impl State {
     }
 }
 
-/// One stage of a cluster.
+/// Computes one stage of a cluster.
 pub(super) fn run(flow: &mut Flow, thread: usize, stage: Stage, compute: &dyn NeuronCompute) {
     let work = Work { thread, place: flow.place, matrix: flow.matrix, cluster: flow.cluster };
     match stage {
@@ -161,7 +162,7 @@ pub(super) fn run(flow: &mut Flow, thread: usize, stage: Stage, compute: &dyn Ne
         Stage::Gate => {
             let mut active = Vec::with_capacity(flow.neurons.len());
             compute.gate(work, &rows(flow), &mut active);
-            // Parts of those that are not active go now.
+            // Parts of inactive neurons are dropped now.
             let mut gates = std::mem::take(&mut flow.parts[GATE]);
             let stays = |n: &u32| active.binary_search(n).is_ok();
             let mut kept = flow.neurons.iter().map(stays);

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// The routed experts of every token and layer, with their active neurons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activations {
-    /// Matrices: experts of all layers, counted through.
+    /// Matrices: experts of all layers, numbered consecutively.
     pub matrices: u32,
     /// Neurons of a matrix.
     pub neurons: u32,
@@ -26,8 +26,8 @@ impl Activations {
         if all == 0 { 0.0 } else { 1.0 - active as f64 / all as f64 }
     }
 
-    /// Frequency of each neuron's activation, as a share of the uses of its matrix, by rank: the mean over all matrices, the most
-    /// active first.
+    /// Frequency of each neuron's activation, as a share of the uses of its matrix, by rank: the mean over
+    /// all matrices, the most active first.
     pub fn frequencies(&self) -> Vec<f64> {
         let mut counts = vec![0_u64; self.neurons as usize];
         let mut uses = 0_u64;
@@ -43,8 +43,9 @@ impl Activations {
         counts.into_iter().map(|n| n as f64 / uses.max(1) as f64).collect()
     }
 
-    /// Steps of `batch` sequences that are decoded together: the trace is cut into as many stretches of equal length, and a step uses
-    /// what the tokens at its place of all of them use. What is left after the last stretch is dropped.
+    /// Steps of `batch` sequences that are decoded together. The trace is cut into `batch` sections of equal
+    /// length; step `i` uses the union of what the `i`-th tokens of all sections use. The remainder of the
+    /// trace is dropped.
     #[must_use]
     pub fn batched(&self, batch: usize) -> Self {
         let steps = self.tokens.len() / batch.max(1);
@@ -66,8 +67,8 @@ impl Activations {
     }
 }
 
-/// Hooks of a run whose neurons are read from disk: writes down what tokens need that are decoded one by one. What is read together
-/// is one neuron.
+/// Hooks of a run whose neurons are read from disk: records the needs of tokens that are decoded one by one.
+/// A unit of neurons that are read together counts as one neuron.
 #[derive(Debug)]
 pub struct Recorder {
     /// First expert of every layer, counted over all layers.
@@ -75,7 +76,7 @@ pub struct Recorder {
     recorded: Mutex<Recorded>,
 }
 
-/// Tokens so far, and the one under way.
+/// Completed tokens, and the one in progress.
 #[derive(Debug)]
 struct Recorded {
     activations: Activations,
@@ -95,8 +96,8 @@ impl Recorder {
         Self { firsts, recorded: Mutex::new(Recorded { activations, token: Vec::new() }) }
     }
 
-    /// Neurons that a cache of `frames` which knows what comes (Belady's) would have read, and those that tokens used in all; none where
-    /// nothing was recorded.
+    /// Neurons that Belady's optimum with `frames` frames would have read, and all uses of neurons by tokens;
+    /// `None` if nothing was recorded.
     pub fn least_read(&self, frames: u32) -> Option<(u64, u64)> {
         let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let Activations { matrices, neurons, ref tokens } = recorded.activations;

@@ -1,10 +1,11 @@
-//! Gate, up and down of a neuron on disk: where their bytes lie, and in how many reads they come (PowerInfer-2, §4.4).
+//! Layout of a neuron's gate, up and down on disk, and the number of reads for them (PowerInfer-2, §4.4).
 //!
-//! A bundle has two parts. The first holds what is needed to know whether the neuron is active: the codes of the gate row and
-//! the scales of all three rows. The second holds the codes of up and down. So at 4 bits, 4096 weights and scales of 0.5 KiB per
-//! row, the 7.5 KiB of a bundle become two halves of 4 KiB: 2 + 1.5 padded, and 2 + 2 without a gap. Were every row's
-//! scales beside its codes, the second part would be 5 KiB and take two blocks. (The paper gives the sizes and not where
-//! scales lie; this is the only order in which its two reads of 4 KiB hold everything and no row's codes or scales are divided.)
+//! A bundle has two parts. The first holds what determines whether the neuron is active: the codes of the
+//! gate row and the scales of all three rows. The second holds the codes of up and down. So at 4 bits, 4096
+//! weights and scales of 0.5 KiB per row, the 7.5 KiB of a bundle become two halves of 4 KiB: 2 + 1.5 padded,
+//! and 2 + 2 without a gap. Were every row's scales beside its codes, the second part would be 5 KiB and take
+//! two blocks. (The paper gives the sizes but not the position of scales. This is the only order in which its
+//! two reads of 4 KiB hold everything without splitting a row's codes or scales.)
 
 use super::error::NeuronError;
 
@@ -32,12 +33,12 @@ impl QuantFormat {
     pub const Q4_PAPER: Self = Self { bits: 4, group: 16, scale_bytes: 2 };
 }
 
-/// In how many reads a bundle comes.
+/// Number of reads of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phases {
     /// One read of everything.
     One,
-    /// The gate first; up and down where the neuron turns out to be active.
+    /// The gate first; up and down only if the neuron is active.
     Two,
 }
 
@@ -59,7 +60,7 @@ pub struct Bundle {
     phases: Phases,
 }
 
-/// Most weights of a row; far past any model, and far from overflow.
+/// Maximum number of weights of a row; far above any model, and far from overflow.
 const MOST_HIDDEN: u64 = 1 << 24;
 /// Largest block.
 const MOST_BLOCK: u64 = 1 << 24;
@@ -68,7 +69,8 @@ impl Bundle {
     /// The layout for rows of `hidden` weights, read in blocks of `block` bytes.
     ///
     /// # Errors
-    /// [`NeuronError::Bundle`] for a row that is no whole number of bytes or groups, or a block that is no power of 2.
+    /// [`NeuronError::Bundle`] for a row that is not a whole number of bytes or groups, or a block that is
+    /// not a power of 2.
     pub fn new(hidden: u64, format: QuantFormat, block: u64, phases: Phases) -> Result<Self, NeuronError> {
         let wrong = |what: String| Err(NeuronError::Bundle { hidden, what });
         if hidden == 0 || hidden > MOST_HIDDEN {
@@ -89,8 +91,8 @@ impl Bundle {
         Ok(Self { codes, scales, block, phases })
     }
 
-    /// The layout that is read in the least time where `together` of the neurons whose gate is read are active (§4.4: 0.8).
-    /// Where both take the same time, one read.
+    /// The layout with the least reading time, if the share `together` of the neurons whose gate is read are
+    /// active (§4.4: 0.8). If both take the same time, one read.
     ///
     /// # Errors
     /// As [`Bundle::new`].
@@ -107,17 +109,17 @@ impl Bundle {
         Ok(if better { two } else { one })
     }
 
-    /// In how many reads it comes.
+    /// Number of its reads.
     pub fn phases(&self) -> Phases {
         self.phases
     }
 
-    /// Bytes that mean something, without padding.
+    /// Bytes without padding.
     pub fn bytes(&self) -> u64 {
         3 * (self.codes + self.scales)
     }
 
-    /// Bytes from one bundle to the next: of whole blocks, in two phases for each part.
+    /// Bytes from one bundle to the next: whole blocks, in two phases for each part.
     pub fn stride(&self) -> u64 {
         match self.phases {
             Phases::One => self.pad(self.bytes()),
@@ -125,7 +127,7 @@ impl Bundle {
         }
     }
 
-    /// The first read: all that says whether the neuron is active, or everything in one phase.
+    /// The first read: everything that determines whether the neuron is active, or all bytes in one phase.
     pub fn gate(&self) -> Range {
         match self.phases {
             Phases::One => Range { offset: 0, bytes: self.stride() },
@@ -133,7 +135,7 @@ impl Bundle {
         }
     }
 
-    /// The second read: what an active neuron needs beside it; empty in one phase.
+    /// The second read: the remaining bytes of an active neuron; empty in one phase.
     pub fn rest(&self) -> Range {
         let offset = self.gate().bytes;
         match self.phases {
@@ -151,12 +153,12 @@ impl Bundle {
         [0, up, up + self.codes].map(|offset| Range { offset, bytes: self.codes })
     }
 
-    /// The scales of gate, up and down; empty where there are none.
+    /// The scales of gate, up and down; empty if there are none.
     pub fn scales(&self) -> [Range; 3] {
         [0, 1, 2].map(|i| Range { offset: self.codes + i * self.scales, bytes: self.scales })
     }
 
-    /// Bytes that are read for a neuron on average, where `together` of those whose gate is read are active.
+    /// Mean bytes read for a neuron, if the share `together` of those whose gate is read are active.
     pub fn expected_bytes(&self, together: f64) -> f64 {
         self.gate().bytes as f64 + together * self.rest().bytes as f64
     }
@@ -171,16 +173,16 @@ impl Bundle {
     }
 }
 
-/// Rates of random reads, by their size. Between two rows the rate follows a line over the logarithms of both; past the
-/// ends it stays.
+/// Rates of random reads, by their size. Between two rows the rate follows a line over the logarithms of
+/// both; past the ends it stays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RatesByBlock(Vec<(u64, f64)>);
 
 impl RatesByBlock {
-    /// Rows of a size in bytes and a rate in bytes per second, by size.
+    /// Creates rates from rows of a size in bytes and a rate in bytes per second, by size.
     ///
     /// # Errors
-    /// [`NeuronError::Rates`] for no rows, sizes that do not grow, or rates that are no positive numbers.
+    /// [`NeuronError::Rates`] for no rows, sizes that do not ascend, or rates that are not positive numbers.
     pub fn new(rows: Vec<(u64, f64)>) -> Result<Self, NeuronError> {
         let wrong = |what: &str| Err(NeuronError::Rates(what.to_owned()));
         if rows.is_empty() || rows.iter().any(|r| r.0 == 0 || !r.1.is_finite() || r.1 <= 0.0) {
@@ -219,8 +221,8 @@ mod tests {
 
     const KIB: u64 = 1024;
 
-    /// Random reads of UFS 4.0: 4 KiB within 128 MB at 1 GB/s, 512 KiB at 3.5 GB/s (§2.3.2), and 8 KiB at no more than
-    /// 4 KiB (§4.4: two reads of 4 KiB use the bandwidth better than one of 8).
+    /// Random reads of UFS 4.0: 4 KiB within 128 MB at 1 GB/s, 512 KiB at 3.5 GB/s (§2.3.2), and 8 KiB at no
+    /// more than 4 KiB (§4.4: two reads of 4 KiB use the bandwidth better than one of 8).
     fn ufs() -> RatesByBlock {
         RatesByBlock::new(vec![(4 * KIB, 1e9), (8 * KIB, 1e9), (512 * KIB, 3.5e9)]).unwrap()
     }
@@ -233,7 +235,7 @@ mod tests {
         assert_eq!(q4.rest(), Range { offset: 4096, bytes: 4096 });
         let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((half.stride(), half.gate().bytes, half.phases()), (24 * KIB, 24 * KIB, Phases::One));
-        // Where every read has the same rate bytes decide.
+        // If every read has the same rate, bytes decide.
         let flat = RatesByBlock::new(vec![(1, 1e9)]).unwrap();
         let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &flat, 0.8).unwrap();
         assert_eq!((half.phases(), half.expected_bytes(0.8)), (Phases::Two, 8192.0 + 0.8 * 16384.0));

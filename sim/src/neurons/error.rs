@@ -13,10 +13,10 @@ pub enum NeuronError {
         /// The fault, and the requirement.
         what: String,
     },
-    /// Rates that say nothing about the time of a read.
+    /// Invalid rates of reads.
     #[error("the table of read rates is not a table: {0}")]
     Rates(String),
-    /// A pipeline that is given what cannot be.
+    /// An invalid request to a pipeline.
     #[error("cluster {cluster}: {what}")]
     Pipeline {
         /// The cluster.
@@ -24,7 +24,7 @@ pub enum NeuronError {
         /// The request.
         what: String,
     },
-    /// Tables that a planner cannot use.
+    /// Invalid tables of a planner.
     #[error("no hot share can be planned: {0}")]
     Plan(String),
     /// A trace that cannot be made or replayed.

@@ -1,5 +1,5 @@
-//! Experts by neurons: how they lie on disk, which are hot, in which order their clusters are read and computed, and traces to
-//! replay them on (PowerInfer-2). The cache is the runtime's ([`moec_runtime::offload::neurons`]).
+//! Experts by neurons: their layout on disk, the share of hot ones, the order of their clusters, and traces
+//! for replays (PowerInfer-2). The cache is the runtime's ([`moec_runtime::offload::neurons`]).
 
 mod activations;
 pub mod bundle;

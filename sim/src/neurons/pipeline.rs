@@ -1,12 +1,14 @@
-//! Scheduling of the five stages of neuron clusters, computed by several workers while one reads (PowerInfer-2, §4.3).
+//! Scheduling of the five stages of neuron clusters, computed by several workers while one reads
+//! (PowerInfer-2, §4.3).
 //!
-//! A cluster goes through Pred, GIO, GC, UDIO and UDC in this order, and through those alone that it needs: what is in memory
-//! is not read, what is not active ends early. With [`Order::Cluster`] a cluster waits for no other: a free thread takes
-//! what is ready, of whatever matrix. With [`Order::Matrix`] (Figure 6a) a matrix begins when all clusters of the one before it
-//! are through; gate is one matrix, up and down are the next.
+//! A cluster goes through Pred, GIO, GC, UDIO and UDC in this order, without stages that it does not need:
+//! resident rows are not read, inactive clusters end early. With [`Order::Cluster`] a cluster waits for no
+//! other: a free thread takes any ready cluster of any matrix. With [`Order::Matrix`] (Figure 6a) a matrix
+//! begins when all clusters of the one before it have ended; gate is one matrix, up and down are the next.
 //!
-//! Decisions only. The caller says what has ended and what a cluster needs next ([`Pipeline::done`]), and requests what to
-//! do ([`Pipeline::compute`], [`Pipeline::read`]); the time is theirs.
+//! This module only decides. The caller reports ended tasks and the next need of their clusters
+//! ([`Pipeline::done`]), and takes new tasks ([`Pipeline::compute`], [`Pipeline::read`]). Time is the
+//! caller's.
 
 use super::error::NeuronError;
 use std::collections::VecDeque;
@@ -14,7 +16,7 @@ use std::collections::VecDeque;
 /// Stage of a cluster, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
-    /// Pred: which of its neurons may be active.
+    /// Pred: predicts which of its neurons may be active.
     Predict,
     /// GIO: gate rows are read.
     ReadGate,
@@ -22,12 +24,12 @@ pub enum Stage {
     Gate,
     /// UDIO: up and down of the active ones are read.
     ReadRest,
-    /// UDC: up, and what it gives times down.
+    /// UDC: up, then down with its result.
     Rest,
 }
 
 impl Stage {
-    /// All, in order.
+    /// All stages, in order.
     pub const ALL: [Self; 5] = [Self::Predict, Self::ReadGate, Self::Gate, Self::ReadRest, Self::Rest];
 
     /// Whether it reads; the others compute.
@@ -53,7 +55,7 @@ pub enum Order {
 /// A stage of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Task {
-    /// The cluster, by its place among those of [`Pipeline::new`].
+    /// The cluster, by its position among those of [`Pipeline::new`].
     pub cluster: u32,
     /// The stage.
     pub stage: Stage,
@@ -64,22 +66,23 @@ pub struct Task {
 pub enum Next {
     /// This stage.
     Stage(Stage),
-    /// Nothing more.
+    /// Nothing; the cluster has ended.
     End,
 }
 
-/// Clusters on their way through one block of a layer: an FFN, or all experts that a step routes to.
+/// Clusters in progress through one block of a layer: an FFN, or all experts that a step routes to.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     order: Order,
-    /// The block of every cluster, an expert for instance: its two matrices are one after the other in [`Order::Matrix`].
+    /// The block of every cluster, an expert for instance: its two matrices are one after the other in
+    /// [`Order::Matrix`].
     blocks: Vec<u32>,
-    /// Stage that each cluster is to do or does; none at its end.
+    /// Next or current stage of each cluster; `None` at its end.
     stages: Vec<Option<Stage>>,
     running: Vec<bool>,
     /// Tasks that are ready, one queue for each stage.
     ready: [VecDeque<u32>; 5],
-    /// Of [`Order::Matrix`]: how many clusters each matrix still waits for, and which one is open.
+    /// For [`Order::Matrix`]: the number of clusters that each matrix still waits for, and the open matrix.
     left: Vec<u32>,
     open: usize,
     /// Clusters whose next stage belongs to a matrix that is not open.
@@ -91,8 +94,8 @@ pub struct Pipeline {
 const MOST_BLOCKS: u32 = 1 << 16;
 
 impl Pipeline {
-    /// Clusters with the block that each belongs to and what it needs first. Blocks are numbered in the order in which
-    /// [`Order::Matrix`] takes them.
+    /// Creates a pipeline of clusters, each with its block and its first need. Blocks are numbered in the
+    /// order in which [`Order::Matrix`] takes them.
     ///
     /// # Errors
     /// [`NeuronError::Pipeline`] for a block past 2¹⁶, or more clusters than 32 bits can number.
@@ -117,7 +120,7 @@ impl Pipeline {
             unfinished: 0,
         };
         for &(block, next) in clusters {
-            // Who begins with the second matrix is through with the first.
+            // A cluster that begins with the second matrix has ended the first.
             if let Next::Stage(stage) = next {
                 pipeline.left[2 * block as usize] += u32::from(stage.of_gate());
                 pipeline.left[2 * block as usize + 1] += 1;
@@ -133,23 +136,24 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Next task of a computing worker; none while nothing is ready. First what may make reads necessary, so that the disk has
-    /// work, then what ends a cluster.
+    /// Next task of a computing worker; `None` while nothing is ready. First stages that may cause reads, so
+    /// that the disk has work, then stages that end a cluster.
     pub fn compute(&mut self) -> Option<Task> {
         self.take(&[Stage::Predict, Stage::Gate, Stage::Rest])
     }
 
-    /// Next task of the reading worker; none while nothing is ready. First gates, since more reads hang on them.
+    /// Next task of the reading worker; `None` while nothing is ready. Gates first, since more reads depend
+    /// on them.
     pub fn read(&mut self) -> Option<Task> {
         self.take(&[Stage::ReadGate, Stage::ReadRest])
     }
 
-    /// Of a stage alone what is done next: for who has a worker of its own for it.
+    /// Next task of one stage alone: for callers with a worker of its own for it.
     pub fn next_of(&mut self, stage: Stage) -> Option<Task> {
         self.take(&[stage])
     }
 
-    /// A task has ended, and `next` is what its cluster needs now.
+    /// Records that a task has ended, and that its cluster now needs `next`.
     ///
     /// # Errors
     /// [`NeuronError::Pipeline`] for a task that was not taken, or a stage that is not after it.
@@ -199,7 +203,7 @@ impl Pipeline {
         })
     }
 
-    /// A cluster comes to a stage, and waits where its matrix is not open.
+    /// Moves a cluster to a stage; it waits if its matrix is not open.
     fn enter(&mut self, cluster: u32, stage: Stage) {
         let at = cluster as usize;
         self.stages[at] = Some(stage);
@@ -211,7 +215,7 @@ impl Pipeline {
         }
     }
 
-    /// A matrix waits for one cluster less.
+    /// Counts one cluster less that a matrix waits for.
     fn leave(&mut self, matrix: usize) {
         self.left[matrix] -= 1;
         self.advance();

@@ -1,20 +1,24 @@
-//! Number of hot neurons of a layer at a batch size: the share that makes the layer fastest (PowerInfer-2, §4.1.3, §5).
+//! Planner of the number of hot neurons of a layer at a batch size: the share that makes the layer fastest
+//! (PowerInfer-2, §4.1.3, §5).
 //!
-//! Neurons are sorted by how often they are active at this batch size. The first `h` are hot: the unit for dense work computes
-//! all of them. The others are cold: the CPU computes those that are active, and reads of them what the cache
-//! lacks, while it computes (§4.3). Both work side by side, after attention, in whose time the missing hot ones are read:
+//! Neurons are sorted by how often they are active at this batch size. The first `h` are hot: the unit for
+//! dense work computes all of them. The others are cold: the CPU computes the active ones, and reads those
+//! that the cache lacks meanwhile (§4.3). Both units work in parallel, after attention, during which missing
+//! hot neurons are read:
 //!
 //! ```text
-//! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step), read · missing(h, step), bytes(h, step) / memory rate)
+//! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step),
+//!                                 read · missing(h, step), bytes(h, step) / memory rate)
 //! time(h) = its mean over the steps of a trace
 //! hot bytes that are missing(h) ≤ attention · disk rate                                  (§5)
 //! ```
 //!
-//! What a step requests, and what of it a cache lacks, is what a [`Recorded`] trace gives: neighbouring steps request much the same,
-//! which frequencies do not say. Where memory holds all neurons, frequencies are enough.
+//! A [`Recorded`] trace gives the requests of a step, and the part that a cache lacks: neighbouring steps
+//! have similar requests, which frequencies do not show. If memory holds all neurons, frequencies suffice.
 //!
-//! There are no more candidates than clusters. Each has a bound, its time with nothing to be read; they are replayed by ascending bound until
-//! no bound is below the best time: the result is that of replaying all.
+//! There are at most as many candidates as clusters. Each has a lower bound: its time without reads.
+//! Candidates are replayed by ascending bound until no bound is below the best time. The result equals that
+//! of replaying all.
 
 use super::error::NeuronError;
 use super::recorded::{Demand, Recorded};
@@ -22,12 +26,13 @@ use super::recorded::{Demand, Recorded};
 /// Costs of a layer at one batch size. Times are in seconds, rates in bytes per second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
-    /// Frequency with which each neuron is active for at least one token of the batch, 0 to 1, the most active first.
+    /// Frequency with which each neuron is active for at least one token of the batch, 0 to 1, the most
+    /// active first.
     pub active: Vec<f64>,
     /// Neurons of a cluster: the step of the search.
     pub cluster: usize,
-    /// Time of the dense unit for so many neurons, by neurons: on a line between two rows, and on that of the nearest two before the
-    /// first and past the last row. A single row is a rate.
+    /// Time of the dense unit by number of neurons: linear between two rows, and extrapolated from the
+    /// nearest two before the first and past the last row. A single row is a rate.
     pub dense: Vec<(usize, f64)>,
     /// The CPU's time for one active neuron, all workers together.
     pub sparse: f64,
@@ -37,11 +42,11 @@ pub struct Tables {
     pub attention: f64,
     /// Bytes of a neuron.
     pub bytes: f64,
-    /// Bytes per second of long reads; infinite where that is no limit.
+    /// Bytes per second of long reads; infinite for no limit.
     pub disk: f64,
     /// Time of the reads of one cold neuron.
     pub read: f64,
-    /// Bytes per second of memory, both units together; infinite where that is no limit.
+    /// Bytes per second of memory, both units together; infinite for no limit.
     pub memory: f64,
     /// Neurons of this layer that memory holds; the hot ones come first.
     pub held: usize,
@@ -54,11 +59,11 @@ pub struct Share {
     pub hot: usize,
     /// Time of the layer.
     pub seconds: f64,
-    /// Of which the dense unit takes.
+    /// Time of the dense unit.
     pub dense: f64,
-    /// The CPU, on average.
+    /// Mean time of the CPU.
     pub sparse: f64,
-    /// Reads of cold neurons, on average.
+    /// Mean time of reads of cold neurons.
     pub reads: f64,
 }
 
@@ -70,9 +75,9 @@ const MOST_CLUSTERS: usize = 1 << 12;
 /// The share of hot neurons with the least time, the smallest of equals.
 ///
 /// # Errors
-/// [`NeuronError::Plan`] for tables that say nothing: no neurons, too many or too small clusters of them, frequencies that are no shares or
-/// not sorted, times or rates that are no numbers from 0 on; and where memory does not hold all neurons, reads take time, and nothing is
-/// recorded. [`NeuronError::Trace`] for a trace of another layer.
+/// [`NeuronError::Plan`] for invalid tables: no neurons, too many or too small clusters, frequencies that are
+/// not shares or not sorted, negative or NaN times or rates. Also if memory does not hold all neurons, reads
+/// take time, and nothing is recorded. [`NeuronError::Trace`] for a trace of another layer.
 pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Share, NeuronError> {
     check(tables, recorded)?;
     let n = tables.active.len();
@@ -91,7 +96,7 @@ pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Sha
             best = Some(share);
         }
     }
-    // Without hot neurons nothing has to hide.
+    // Without hot neurons there are no reads to hide.
     best.ok_or_else(|| NeuronError::Plan("no share hides its reads behind attention".to_owned()))
 }
 
@@ -108,14 +113,14 @@ pub fn time_of(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> 
     replayed(tables, recorded, hot)
 }
 
-/// Whether the hot neurons that memory lacks are read while attention computes (§5).
+/// Whether missing hot neurons are read while attention computes (§5).
 pub fn hides(tables: &Tables, hot: usize) -> bool {
     let missing = hot.saturating_sub(tables.held) as f64 * tables.bytes;
-    // No time at no end of a rate is no number.
+    // Zero time at an infinite rate is NaN.
     missing == 0.0 || missing <= tables.attention * tables.disk
 }
 
-/// Requests of steps beside the hot neurons, nothing of which is missing.
+/// Requests of steps for neurons after the hot ones, with nothing missing.
 fn demand(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Vec<Demand> {
     match recorded {
         Some(recorded) => recorded.demand(hot),
@@ -147,7 +152,7 @@ fn evaluate(tables: &Tables, hot: usize, steps: &[Demand]) -> Share {
     share
 }
 
-/// The dense unit's time; nothing to do takes none.
+/// The dense unit's time; 0 for no neurons.
 fn dense(tables: &Tables, hot: usize) -> f64 {
     let rows = &tables.dense;
     if hot == 0 {

@@ -1,4 +1,5 @@
-//! Requests of a layer's steps, by a trace, and the part of them that memory lacks: one replay for each number of hot neurons.
+//! Requests of a layer's steps from a trace, and the part that memory lacks: one replay for each number of
+//! hot neurons.
 
 use super::error::NeuronError;
 use crate::neurons::Activations;
@@ -13,17 +14,17 @@ pub struct Recorded<'a> {
     pub warmup: usize,
 }
 
-/// Cold neurons that a step requests, of a matrix on average.
+/// Cold neurons that a step requests, on average per matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// That are active.
+    /// Active ones.
     pub active: f64,
-    /// Of these, those that memory lacks.
+    /// Active ones that memory lacks.
     pub missing: f64,
 }
 
 impl Recorded<'_> {
-    /// Whether the trace is of matrices of so many neurons, and leaves something to count.
+    /// Fails if the trace is for matrices with another number of neurons, or leaves no steps to count.
     pub(super) fn check(&self, neurons: usize) -> Result<(), NeuronError> {
         let wrong = |what: &str| Err(NeuronError::Trace(what.to_owned()));
         let of = self.activations;
@@ -44,7 +45,7 @@ impl Recorded<'_> {
         Ok(())
     }
 
-    /// Requests of the counted steps after the first `hot` neurons of each matrix, nothing of which is missing.
+    /// Requests of the counted steps for neurons after the first `hot` of each matrix, with nothing missing.
     pub(super) fn demand(&self, hot: usize) -> Vec<Demand> {
         let steps = self.activations.tokens.iter().skip(self.warmup);
         let active = |step: &Vec<(u32, Vec<u32>)>| {
@@ -54,8 +55,8 @@ impl Recorded<'_> {
         steps.map(active).collect()
     }
 
-    /// The same with what a cache lacks that holds `held` neurons of each matrix, the first `hot` of which stay, as far as there is room;
-    /// of the others goes what was used longest ago.
+    /// The same with the neurons that a cache lacks. It holds `held` neurons of each matrix. The first `hot`
+    /// of these stay, as far as there is room; of the others, those used longest ago are evicted.
     pub(super) fn replay(&self, hot: usize, held: usize, cluster: usize) -> Result<Vec<Demand>, NeuronError> {
         let of = self.activations;
         let shape = Shape {
@@ -65,7 +66,7 @@ impl Recorded<'_> {
             gate: 1,
             rest: 0,
         };
-        // Hot neurons are never requested from the cache: they take their room of it.
+        // Hot neurons are never requested from the cache: they reduce its room.
         let room = held.saturating_sub(hot) as u64 * u64::from(of.matrices);
         let mut cache = Segmented::new(shape, Regions::of(room, 0, 0)?)?;
         let mut steps = Vec::with_capacity(of.tokens.len());
@@ -75,7 +76,7 @@ impl Recorded<'_> {
             for &(matrix, ref active) in step {
                 let cold = cold(active, hot);
                 let there: Vec<bool> = cold.iter().map(|&n| cache.holds(matrix, n, Part::Whole)).collect();
-                // What is there is used first, so that none is evicted that is still wanted.
+                // Resident neurons are used first, so that none is evicted that is still needed.
                 for pass in [true, false] {
                     for (&neuron, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
                         let found = cache.neuron(matrix, neuron, Part::Whole, |_| ())?;
@@ -91,7 +92,7 @@ impl Recorded<'_> {
     }
 }
 
-/// Those of the active neurons that are not hot.
+/// The active neurons that are not hot.
 fn cold(active: &[u32], hot: usize) -> &[u32] {
     &active[active.partition_point(|&n| (n as usize) < hot)..]
 }

@@ -1,7 +1,8 @@
-//! Bytes per token that each way to read takes on the same activations, in the same memory.
+//! Bytes per token of several ways to read, on the same activations and in the same memory.
 //!
-//! The ways: every routed expert whole; gates of all neurons and the rest of active ones (exact without a predictor); only what
-//! is active, as a perfect predictor would read it; and the least that a cache of whole neurons can read of them, by Belady's rule.
+//! The first reads every routed expert whole. The second reads gates of all neurons and the rest of active
+//! ones (exact without a predictor). The third reads only active neurons, as with a perfect predictor. The
+//! last is the lower bound for a cache of whole neurons, by Belady's rule.
 
 use super::error::NeuronError;
 use crate::cache::belady::{Belady, next_uses};
@@ -11,23 +12,26 @@ use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 /// Bytes read per token, in the same memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bytes {
-    /// Routed experts, whole; the one used longest ago goes.
+    /// Whole routed experts, with LRU eviction.
     pub experts: f64,
-    /// All gates stay in memory, and what active neurons need beside them is cached in what that leaves; none where the gates
-    /// do not fit.
+    /// All gates stay in memory, and the other parts of active neurons are cached in the rest of it; `None`
+    /// if the gates do not fit.
     pub gates: Option<f64>,
-    /// Active neurons alone, all memory being cold.
+    /// Active neurons alone, with all memory in the cold region.
     pub neurons: f64,
-    /// The same with half of the memory hot: the first clusters of every matrix, as many as fit, are there from the start and stay.
+    /// The same with half of the memory hot: the first clusters of every matrix, as many as fit, are resident
+    /// from the start and stay.
     pub hot: f64,
-    /// The least for active neurons alone, each read and kept whole, that any cache of the same memory reads which is empty at first.
+    /// Lower bound for active neurons alone, each read and kept whole, in any initially empty cache of the
+    /// same memory.
     pub least: f64,
 }
 
 /// Replays activations in a memory of `capacity` bytes, empty at first, and counts from token `from` on.
 ///
 /// # Errors
-/// [`NeuronError::Trace`] for activations that do not fit the shape or end before `from`, and what [`Segmented::new`] says.
+/// [`NeuronError::Trace`] for activations that do not fit the shape or end before `from`, and errors of
+/// [`Segmented::new`].
 pub fn replay(
     activations: &Activations,
     shape: Shape,
@@ -65,7 +69,7 @@ pub fn replay(
     })
 }
 
-/// A cache whose hot region, half of it, holds the hottest clusters of every matrix.
+/// A cache whose hot region, half of the memory, holds the hottest clusters of every matrix.
 fn half_hot(shape: Shape, capacity: u64) -> Result<Segmented, NeuronError> {
     let cluster = shape.cluster.min(shape.neurons);
     let all = shape.neuron_bytes() * u64::from(cluster) * u64::from(shape.matrices);

@@ -1,11 +1,12 @@
-//! The pipeline in virtual time: so many computing workers, one that reads, and a duration for each stage.
+//! Simulation of the pipeline in virtual time: several computing workers, one that reads, and a duration for
+//! each stage.
 
 use super::error::NeuronError;
 use super::pipeline::{Next, Order, Pipeline, Stage, Task};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A cluster with what each stage takes, in nanoseconds; none where it does not need the stage.
+/// A cluster with the time of each stage, in nanoseconds; `None` for a stage that it does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Job {
     /// Block that it belongs to, an expert for instance ([`Pipeline::new`]).
@@ -15,7 +16,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Need after a stage; the first one where none is given.
+    /// Need after a stage; the first need for `None`.
     fn next(&self, after: Option<Stage>) -> Next {
         let behind = Stage::ALL.into_iter().filter(|&s| after.is_none_or(|a| s > a));
         let mut needed = behind.filter(|&s| self.stages[s as usize].is_some());
@@ -30,9 +31,9 @@ pub struct Span {
     pub worker: usize,
     /// Its task.
     pub task: Task,
-    /// From, in nanoseconds.
+    /// Start, in nanoseconds.
     pub from: u64,
-    /// To.
+    /// End, in nanoseconds.
     pub to: u64,
 }
 
@@ -41,13 +42,13 @@ pub struct Span {
 pub struct Outcome {
     /// From the beginning to the end of the last cluster.
     pub makespan: u64,
-    /// Of all computing workers together.
+    /// Time of all computing workers together.
     pub computing: u64,
-    /// Of the one that reads.
+    /// Time of the reading worker.
     pub reading: u64,
-    /// Time without computation while the disk was read: what reading adds to the critical path (Table 4).
+    /// Time without computation while the disk was read: the share of reading in the critical path (Table 4).
     pub exposed: u64,
-    /// Computing workers without work, all together, up to the end.
+    /// Idle time of all computing workers together, up to the end.
     pub bubbles: u64,
     /// Work of all workers, by its end.
     pub spans: Vec<Span>,
@@ -63,7 +64,7 @@ impl Outcome {
 /// Runs clusters on `workers` computing workers and one that reads.
 ///
 /// # Errors
-/// [`NeuronError::Pipeline`] for no workers, and what [`Pipeline::new`] says.
+/// [`NeuronError::Pipeline`] for no workers, and errors of [`Pipeline::new`].
 pub fn simulate(jobs: &[Job], workers: usize, order: Order) -> Result<Outcome, NeuronError> {
     if workers == 0 {
         return Err(NeuronError::Pipeline {
@@ -130,7 +131,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Figure 6: eight clusters, every other one on disk, whose reads take as long as the figure's longest computation.
+    /// Figure 6: eight clusters, every other one on disk, whose reads take as long as the figure's longest
+    /// computation.
     fn figure_6() -> Vec<Job> {
         let job = |i: usize| {
             let io = (i >= 4).then_some(20);
@@ -142,9 +144,9 @@ mod tests {
     #[test]
     fn without_a_barrier_the_reads_of_both_matrices_are_one_stream() {
         let [matrix, cluster] = [Order::Matrix, Order::Cluster].map(|o| simulate(&figure_6(), 4, o).unwrap());
-        // Each matrix: 80 of reading and the computation of what came last.
+        // Each matrix: 80 of reading and the computation of the last cluster.
         assert_eq!((matrix.makespan, matrix.reading), (180, 160));
-        // 160 of reading, and the computation of what came last.
+        // 160 of reading, and the computation of the last cluster.
         assert_eq!((cluster.makespan, cluster.reading), (170, 160));
         assert_eq!(cluster.computing, matrix.computing);
         assert!(cluster.bubbles < matrix.bubbles);
@@ -153,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_in_memory_is_computed_while_a_matrix_waits_for_disk() {
-        // One worker. In the first block one cluster is on disk, in the second all is there.
+        // One worker. In the first block one cluster is on disk, in the second all are in memory.
         let jobs = [
             Job { block: 0, stages: [None, Some(40), Some(10), None, Some(10)] },
             Job { block: 1, stages: [Some(5), None, Some(15), None, Some(20)] },

@@ -1,21 +1,23 @@
-//! Synthetic traces of activations: which neurons of which experts every token uses, with a given sparsity, skew and persistence.
+//! Synthetic traces of activations: which neurons of which experts every token uses, with a given sparsity,
+//! skew and persistence.
 //!
-//! Neuron `i` of a matrix is active with a frequency that falls with a power of its rank, as measured models show (PowerInfer-2,
-//! Figure 2); from token to token it keeps its state with the given persistence, so that neighbouring tokens share
-//! neurons (§7.2.4).
+//! Neuron `i` of a matrix is active with a frequency that falls with a power of its rank, as in measured
+//! models (PowerInfer-2, Figure 2). From token to token it keeps its state with the given persistence, so
+//! that neighbouring tokens share neurons (§7.2.4).
 
 use super::error::NeuronError;
 use crate::neurons::Activations;
 use moec_runtime::serving::sampler::SplitMix64;
 
-/// Recipe of a trace.
+/// Parameters of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
     /// Layers.
     pub layers: u32,
     /// Experts of a layer.
     pub experts: u32,
-    /// Experts per token, each as likely as any other; an expert is kept from token to token with the persistence.
+    /// Experts per token, each as likely as any other; an expert is kept from token to token with the
+    /// persistence.
     pub k: u32,
     /// Neurons of an expert.
     pub neurons: u32,
@@ -23,36 +25,36 @@ pub struct Recipe {
     pub sparsity: f64,
     /// Exponent of the frequencies by rank; 0: all neurons are alike.
     pub skew: f64,
-    /// Probability that a neuron keeps its state without being drawn again, 0 to below 1.
+    /// Probability that a neuron keeps its state without being sampled again, 0 to below 1.
     pub persistence: f64,
     /// Tokens.
     pub tokens: u32,
-    /// The same seed gives the same trace.
+    /// Seed; the same seed gives the same trace.
     pub seed: u64,
 }
 
-/// Draws neurons by their frequencies, each time independently of the last.
+/// Samples neurons by their frequencies, independently each time.
 #[derive(Clone, Debug)]
 pub struct Independent(SplitMix64);
 
 impl Independent {
-    /// The same seed gives the same draws.
+    /// Creates a sampler; the same seed gives the same samples.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64(seed))
     }
 
-    /// The active ones, by their place among the frequencies, each a share of 1.
+    /// The active neurons, by their index among the frequencies, each a share of 1.
     pub fn active(&mut self, frequencies: impl Iterator<Item = f64>) -> Vec<u32> {
         frequencies.enumerate().filter(|&(_, f)| self.0.unit() < f).map(|(i, _)| i as u32).collect()
     }
 }
 
-/// Most neurons, and most neurons of routed experts over all tokens.
+/// Maximum number of neurons, and of uses of neurons over all tokens.
 const MOST: u64 = 1 << 28;
 
 impl Recipe {
-    /// The frequency of every neuron, the most active first: `min(1, c · (1 + i)^-skew)`, with `c` such that their mean is what
-    /// the sparsity leaves.
+    /// The frequency of every neuron, the most active first: `min(1, c · (1 + i)^-skew)`, with `c` such that
+    /// their mean is what the sparsity leaves.
     pub fn frequencies(&self) -> Vec<f64> {
         let raw: Vec<f64> = (0..self.neurons).map(|i| (1.0 + f64::from(i)).powf(-self.skew)).collect();
         let want = (1.0 - self.sparsity) * f64::from(self.neurons);

@@ -1,7 +1,7 @@
 //! Journal of a decider's events and decisions: to be read, replayed, or compared.
 //!
-//! Replayed, the events give the same decisions ([`Journal::again`]);
-//! what of them is routing ([`Journal::requests`]) is what a simulation starts from.
+//! Replayed events give the same decisions ([`Journal::again`]). A simulation starts from the routing among
+//! the events ([`Journal::requests`]).
 
 use moec_ir::plan;
 use moec_runtime::Result;
@@ -11,7 +11,7 @@ use moec_runtime::offload::paging::decider::{
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A layer has requested its experts.
+/// Recorded request of a layer for its experts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedRequest {
     /// Layer, counted over those with routed experts.
@@ -24,12 +24,13 @@ pub struct RecordedRequest {
     pub active: Vec<i32>,
     /// Experts that other units compute.
     pub beside: Vec<i32>,
-    /// Scores of the first row: its own, then those of the layers ahead. They are not needed for a call of many rows.
+    /// Scores of the first row: those of the layer, then those of the layers ahead. They are not needed for a
+    /// call of many rows.
     pub scores: Vec<Vec<f32>>,
 }
 
 impl RecordedRequest {
-    /// The same as an event, with what was measured until then.
+    /// The request as an event, with the measurements up to then.
     pub fn at(&self, stalled: Duration, disk: DiskProgress) -> ExpertRequest<'_> {
         let Self { layer, rows, k, ref active, ref beside, ref scores } = *self;
         ExpertRequest {
@@ -45,7 +46,7 @@ impl RecordedRequest {
         }
     }
 
-    /// Request of a step.
+    /// Copies a request.
     fn of(request: &ExpertRequest<'_>) -> Self {
         let scored = if request.rows == 1 { request.scored } else { 0 };
         Self {
@@ -59,12 +60,13 @@ impl RecordedRequest {
     }
 }
 
-/// An event that can be kept.
+/// An event that owns its data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JournalEvent {
-    /// A layer has requested its experts, with what was measured until then: waiting, and what the disk had done.
+    /// Request of a layer for its experts, with the measurements up to then: the waiting time, and the
+    /// progress of the disk.
     Requested(RecordedRequest, Duration, DiskProgress),
-    /// Anything else.
+    /// Any other event.
     News(News),
 }
 
@@ -85,17 +87,17 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// For so many lines; what comes after them is not written down.
+    /// Creates a journal for this many lines; later ones are dropped.
     pub fn new(most: usize) -> Self {
         Self { lines: Mutex::default(), most }
     }
 
-    /// A copy of what was written down.
+    /// A copy of the recorded lines.
     pub fn lines(&self) -> Vec<Line> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The routing of it.
+    /// The recorded requests.
     pub fn requests(&self) -> Vec<RecordedRequest> {
         let request = |line| match line {
             Line::Heard(_, JournalEvent::Requested(request, ..)) => Some(request),
@@ -104,7 +106,7 @@ impl Journal {
         self.lines().into_iter().filter_map(request).collect()
     }
 
-    /// The decisions of it.
+    /// The recorded decisions.
     pub fn decisions(&self) -> Vec<Decision> {
         let said = |line| match line {
             Line::Said(decision) => Some(decision),
@@ -113,8 +115,8 @@ impl Journal {
         self.lines().into_iter().filter_map(said).collect()
     }
 
-    /// Sends a decider of its own all events at their times, and gives what it says: the journal's decisions, whatever the
-    /// machine was doing when they were made.
+    /// Passes all events at their times to a new decider, and returns its decisions: they equal the
+    /// journal's, independent of the machine.
     ///
     /// # Errors
     /// As [`Decider::new`] and [`Decider::hear`].

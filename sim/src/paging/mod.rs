@@ -1,8 +1,9 @@
-//! A run that computes nothing and reads nothing: recorded routing on modelled units, under virtual time.
+//! Simulation of a run without computation and reads: recorded routing on modelled units, under virtual time.
 //!
-//! The I/O executor, the decider, the cache and its policy, and the scheduler of the disk are those of a run; modelled are the device
-//! after the scheduler ([`crate::disk::Modelled`]) and the unit that computes ([`Units`]). A run of one thread under virtual time
-//! ([`Observed`]) takes the same turns, so that both decide the same.
+//! The I/O executor, the decider, the cache and its policy, and the scheduler of the disk are those of a run;
+//! the models are the device after the scheduler ([`crate::disk::Modelled`]) and the unit that computes
+//! ([`Units`]). A run of one thread under virtual time ([`Observed`]) takes the same turns, so that both
+//! decide the same.
 
 mod journal;
 mod observed;
@@ -28,14 +29,15 @@ pub use observed::Observed;
 
 /// Modelled units: a disk that experts come from, and one that computes, whose threads work together as one.
 pub trait Units: Sync + std::fmt::Debug {
-    /// Scheduler that the disk serves.
+    /// Link to the disk.
     fn link(&self) -> Link;
 
-    /// Time from the last expert of the layer before to the moment when a layer requests its own, in a call of so many rows.
-    /// For the first layer: from the last expert of the call before.
+    /// Time from the last expert of the layer before to the moment when a layer requests its own, in a call
+    /// of so many rows. For the first layer: from the last expert of the call before.
     fn between(&self, layer: usize, rows: usize) -> Duration;
 
-    /// Time to compute a part (0: gate and up; 1: down) of an expert of a layer for so many rows, which may be a mean.
+    /// Time to compute a part (0: gate and up; 1: down) of an expert of a layer for this many rows, which may
+    /// be a mean.
     fn expert(&self, layer: usize, part: usize, rows: f64) -> Duration;
 }
 
@@ -44,36 +46,36 @@ fn rows_each(rows: usize, k: usize, active: usize) -> f64 {
     (rows * k) as f64 / active.max(1) as f64
 }
 
-/// What is simulated.
+/// Input of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// Experts, frames and policy of the plan.
     pub paging: &'a plan::Paging,
-    /// Experts that another memory holds for good.
+    /// Experts that another memory holds permanently.
     pub elsewhere: &'a [(u32, u32)],
     /// Bytes of the two matrices of an expert, by layer.
     pub matrices: &'a [[u64; 2]],
     /// Layers ahead whose experts are read before they are requested.
     pub ahead: usize,
-    /// Whether the cache begins with what recorded routing used most.
+    /// Whether the cache begins with the experts that recorded routing used most.
     pub preload: bool,
-    /// Where events and decisions are written down.
+    /// Journal of events and decisions.
     pub journal: Option<&'a Journal>,
 }
 
 /// Work of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitWork {
-    /// Computed what lies between the experts of two layers.
+    /// Computed the work between the experts of two layers.
     Between {
-        /// The layer whose request comes then.
+        /// The layer whose request follows.
         layer: usize,
     },
     /// Waited for a part of an expert.
     Wait(Key),
     /// Computed a part of an expert.
     Expert(Key),
-    /// Read an expert, or a part of it: on the link.
+    /// Read an expert, or a part of it, over the link.
     Read {
         /// Expert.
         key: Key,
@@ -82,7 +84,7 @@ pub enum UnitWork {
     },
 }
 
-/// Result.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SimulatedRun {
     /// Counters of decisions.
@@ -91,15 +93,15 @@ pub struct SimulatedRun {
     pub disk: disk::Stats,
     /// Time until the last expert was computed.
     pub wall: Duration,
-    /// Time in which no thread computed since an expert was missing.
+    /// Time without computation because an expert was missing.
     pub stalled: Duration,
 }
 
-/// Runs recorded routing on modelled units. Reports what they did, in the order in which it ended: from, to.
+/// Runs recorded routing on modelled units. Reports their work with start and end, ordered by end.
 ///
 /// # Errors
-/// [`Error::Bundle`] for a plan without experts or with a policy that is not known; memory for the frames refused (none of it is
-/// touched).
+/// [`Error::Bundle`] for a plan without experts or with an unknown policy; refused memory for the frames (it
+/// is never accessed).
 pub fn simulate<'a>(
     scene: Scene<'_>,
     units: &dyn Units,
@@ -185,12 +187,12 @@ impl Watch for Reads<'_> {
     }
 }
 
-/// Bytes of an expert as it lies in its file: the down matrix begins at a multiple of [`BLOCK`].
+/// Bytes of an expert in its file: the down matrix begins at a multiple of [`BLOCK`].
 fn expert_bytes([first, second]: [u64; 2]) -> u64 {
     first.next_multiple_of(BLOCK).saturating_add(second)
 }
 
-/// Extents as a bundle has them, of a file that there is not.
+/// Extents as in a bundle, of a file that does not exist.
 fn table(paging: &plan::Paging, matrices: &[[u64; 2]]) -> Result<ExtentTable> {
     let (mut at, mut extents) = (0_u64, Vec::new());
     for (layer, sizes) in paging.layers.iter().zip(matrices) {

@@ -1,4 +1,4 @@
-//! A run that is looked at, and that modelled units may give the time.
+//! Observation of a run, whose time may be that of modelled units.
 
 use super::{Journal, Units, rows_each};
 use crate::disk::VirtualDisk;
@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Hooks of one run: what its decider hears and says is written down. With units their time counts, and not the machine's: the run computes
-/// what it computes, on one thread.
+/// Hooks of one run: record the events and decisions of its decider. With units, time is theirs and not the
+/// machine's; the run computes on one thread.
 pub struct Observed {
-    /// What was heard and said.
+    /// Recorded events and decisions.
     pub journal: Journal,
     units: Option<&'static dyn Units>,
     disk: OnceLock<Arc<VirtualDisk>>,
@@ -23,7 +23,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// For as many lines of a journal.
+    /// Creates hooks with a journal of this many lines.
     pub fn new(lines: usize, units: Option<&'static dyn Units>) -> Self {
         Self { journal: Journal::new(lines), units, disk: OnceLock::new(), rows: Mutex::new(1.0) }
     }

@@ -1,4 +1,4 @@
-//! A step of the cache allocates nothing.
+//! Test that a step of the cache allocates nothing.
 
 use super::*;
 use moec_ir::op::Score;
@@ -20,11 +20,11 @@ thread_local! {
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, block: Block) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(block) }
     }
     unsafe fn dealloc(&self, at: *mut u8, block: Block) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(at, block) };
     }
 }

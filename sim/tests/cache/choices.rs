@@ -1,4 +1,4 @@
-//! Choices, and reasons for none.
+//! Tests of choices, and of reasons for none.
 
 use super::*;
 use moec_sim::cache::synthetic::trace as synthetic;
@@ -63,13 +63,13 @@ fn without_scores_no_policy_that_needs_them_is_tried() {
     (0..300).for_each(|t| trace.push(&[if t % 3 < 2 { t % 3 } else { 2 + t / 3 % 6 }], &[]).unwrap());
     let choice = choose(&trace, 2, Pin::Auto).unwrap();
     assert!(choice.rows.iter().all(|r| !r.setting.info().scored));
-    // LRU never hits; what keeps the two does.
+    // LRU never hits; a policy that keeps the two does.
     assert_eq!(choice.rows[0].counters.hits, 0);
     assert_eq!(choice.reason, Reason::BeatsLru);
 }
 
-/// A layer of 64 experts of which a token uses two: one of 20 that are equally popular, and one of four that change every 12
-/// tokens. After every `drift` tokens others are popular.
+/// A layer of 64 experts of which a token uses two: one of 20 that are equally popular, and one of four that
+/// change every 12 tokens. After every `drift` tokens others are popular.
 fn hot_and_bursts(tokens: usize, drift: usize) -> Trace {
     let mut state = 7_u64;
     // Knuth's generator; its upper bits are the random ones.
@@ -132,6 +132,6 @@ fn a_share_that_was_asked_for_is_pinned() {
     assert!(choice.pinned_rows.iter().all(|r| r.pinned == 50));
     let none = choose(&trace, 24, Pin::Percent(0)).unwrap();
     assert_eq!((none.chosen.pinned, none.pinned.len(), none.pinned_rows.len()), (0, 0, 0));
-    // A quarter of three places is none.
+    // A quarter of three places is less than one.
     assert_eq!(choose(&trace, 3, Pin::Percent(25)).unwrap().chosen.pinned, 0);
 }

@@ -1,4 +1,5 @@
-//! The cache of experts: policies against traces worked by hand and against slow models of them, replays, choices.
+//! The cache of experts: tests of policies on traces computed by hand and against slow models of them, of
+//! replays and of choices.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 

@@ -1,4 +1,4 @@
-//! Experts that never go.
+//! Tests of experts that are never evicted.
 
 use super::properties::{any_setting, traces};
 use super::*;
@@ -22,7 +22,7 @@ fn a_pinned_expert_moves_in_once_and_stays() {
     let mut cache = Cache::with_pinned(&experts(1, 4, 1), 2, &setting("lru"), &[key(0, 3)]).unwrap();
     assert_eq!((cache.capacity(), cache.used()), (2, 0));
     assert!(cache.is_pinned(key(0, 3)) && !cache.is_pinned(key(0, 0)) && !cache.is_pinned(key(1, 3)));
-    // One place is left to the others, also while the pinned one is not there yet.
+    // One place is left to the others, even before the pinned one is read.
     assert_eq!(step(&mut cache, 0, &[0]), [Event::Load(key(0, 0))]);
     assert_eq!(step(&mut cache, 0, &[1]), [Event::Evict(key(0, 0)), Event::Load(key(0, 1))]);
     assert!(!cache.contains(key(0, 3)));
@@ -82,7 +82,7 @@ fn the_hottest_come_first() {
     let trace = one_layer(5, &[2, 0, 2, 1, 2, 0, 4]);
     let of = |bytes| hottest(&trace, bytes, |_| true).iter().map(|k| k.expert).collect::<Vec<_>>();
     assert_eq!(of(2), [2, 0]);
-    // Equals in order; an expert that was never used is not there.
+    // Equals in order; an expert that was never used is not listed.
     assert_eq!(of(9), [2, 0, 1, 4]);
     assert_eq!(of(0), [0_u16; 0]);
     let late: Vec<_> = hottest(&trace, 1, |token| token > 4).iter().map(|k| k.expert).collect();
@@ -133,13 +133,13 @@ proptest! {
             }
             let used: u64 = held.iter().map(|k| trace.experts().layers()[usize::from(k.layer)].bytes).sum();
             prop_assert_eq!(used, cache.used());
-            // A pinned expert is there from its first use on.
+            // A pinned expert is resident from its first use on.
             let own = step.chosen.iter().map(|&e| key(layer as u16, e));
             prop_assert!(own.filter(|k| pinned.contains(k)).all(|k| cache.contains(k)));
         }
     }
 
-    /// To the others it is a smaller cache, which never gets a request for a pinned expert.
+    /// For the others the cache is smaller, and never gets a request for a pinned expert.
     #[test]
     fn policies_hear_nothing_of_the_pinned(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting(), which: u64
@@ -165,7 +165,7 @@ proptest! {
         }
     }
 
-    /// A pinned expert is read once, whatever the policy.
+    /// A pinned expert is read once, with any policy.
     #[test]
     fn a_cache_that_is_all_pins_reads_each_once(trace in traces(true), setting in any_setting()) {
         let all = hottest(&trace, u64::MAX, |_| true);

@@ -1,4 +1,4 @@
-//! Every policy on traces worked by hand.
+//! Tests of every policy on traces computed by hand.
 
 use super::*;
 use moec_runtime::offload::cache::{Cache, Key};
@@ -77,7 +77,7 @@ fn the_page_cache_keeps_what_was_used_twice_through_a_scan() {
 
 #[test]
 fn the_page_cache_knows_what_comes_back_soon() {
-    // Expert 1 goes for 3 and comes back at once: it is active, and outlives 4 and 5.
+    // Expert 1 is evicted for 3 and read again at once: it is active, and outlives 4 and 5.
     let trace = pages(7, &[6, 6, 1, 2, 3, 1, 4, 5, 1]);
     assert_eq!(letters(&trace, 3 * 4096, "page-cache"), "mhmmmmmmh");
 }
@@ -111,7 +111,7 @@ fn what_a_step_uses_stays_while_it_runs() {
         trace.push(&t, &[]).unwrap();
     }
     assert_eq!(letters(&trace, 2, "lru"), "mmhmhm");
-    // Too small for one step: what does not fit is read for it alone.
+    // Too small for one step: experts that do not fit are read for this step only.
     assert_eq!(letters(&trace, 1, "lru"), "msmsms");
 }
 
@@ -138,12 +138,12 @@ fn what_is_read_ahead_is_there_and_does_not_count_as_used() {
     cache.step(0, &[3], &[], |e| events.push(e)).unwrap();
     assert_eq!(events, [Event::Load(key(3)), Event::Hit(key(3))]);
     events.clear();
-    // Full: what the step uses stays, also for what is read ahead.
+    // Full: experts of the step stay, also when others are read ahead.
     cache.step(0, &[0], &[], |_| {}).unwrap();
     assert!(cache.ahead(key(1), |e| events.push(e)).unwrap());
     assert_eq!(events, [Event::Evict(key(3)), Event::Load(key(1))]);
     assert!(!cache.ahead(key(2), |_| panic!("both are in use")).unwrap());
-    // A policy that would not keep it does not have it read.
+    // An expert that the policy would not keep is not read ahead.
     let mut cache = Cache::new(&of, 1, &setting("lfu"));
     cache.step(0, &[0], &[], |_| {}).unwrap();
     cache.step(0, &[], &[], |_| {}).unwrap();

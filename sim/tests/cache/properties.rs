@@ -1,4 +1,4 @@
-//! Invariants on every trace.
+//! Tests of invariants on random traces.
 
 use super::*;
 use moec_runtime::offload::cache::{Cache, Key};
@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A trace with scores, of small layers of one or of several sizes; scores are sixteenths, so that averages by
-/// halves are exact.
+/// A trace with scores, of small layers of one or of several sizes; scores are sixteenths, so that averages
+/// by halves are exact.
 pub(crate) fn traces(equal: bool) -> impl Strategy<Value = Trace> {
     let layer = (2_usize..7, 1_usize..3, 1_u64..5);
     (vec(layer, 1..4), 1_usize..50).prop_flat_map(move |(layers, tokens)| {
@@ -44,8 +44,8 @@ pub(crate) fn any_setting() -> impl Strategy<Value = Setting> {
 
 type Hears<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
 
-/// Results of a slow and simple cache over all layers on a trace, victims by `rank`: the least goes, if it ranks
-/// below the newcomer or `bypass` is off. `hear` sees every step first, `used` every use.
+/// Results of a slow and simple cache over all layers on a trace, victims by `rank`: the least goes, if it
+/// ranks below the newcomer or `bypass` is off. `hear` sees every step first, `used` every use.
 struct Naive<'a, S> {
     state: S,
     hear: &'a Hears<'a, S>,
@@ -223,7 +223,7 @@ proptest! {
         type Counts = BTreeMap<(usize, u16), f64>;
         let model = Naive {
             state: Counts::new(),
-            // Counts halve when the last layer of a token has spoken.
+            // Counts halve after the last layer of a token.
             hear: &|s, layer, _| if ages && layer == last { s.values_mut().map(|c| *c /= 2.0).collect() },
             used: &|s, key| *s.entry(key).or_default() += 1.0,
             rank: &|s, key| s.get(&key).copied().unwrap_or(0.0),

@@ -1,4 +1,4 @@
-//! Settings and traces: read, written, refused.
+//! Tests of settings and traces: read, written, refused.
 
 use super::*;
 use moec_runtime::offload::cache::{CacheError, POLICIES, Scope};

@@ -1,4 +1,4 @@
-//! Traces with a given popularity.
+//! Tests of traces with a given popularity.
 
 use super::*;
 use moec_sim::cache::synthetic::{popularity, trace};

@@ -1,4 +1,4 @@
-//! Caches that begin with what recorded routing used most.
+//! Tests of caches that begin with the experts that recorded routing used most.
 
 use super::pinned::{key, step};
 use super::properties::{any_setting, traces};
@@ -21,7 +21,7 @@ fn the_hottest_are_there_from_the_start() {
     assert_eq!(warm(&mut cache, &[50, 10, 40, 0, 9, 1]), [key(1, 1), key(0, 0), key(0, 2)]);
     assert_eq!(cache.used(), 3);
     assert_eq!(step(&mut cache, 0, &[0]), [Event::Hit(key(0, 0))]);
-    // The coldest of them goes first.
+    // The coldest of them is evicted first.
     assert_eq!(step(&mut cache, 1, &[0]), [Event::Evict(key(0, 2)), Event::Load(key(1, 0))]);
 }
 

@@ -4,7 +4,8 @@ use crate::error::Result;
 use moec_ir::plan::Launch;
 use std::time::Duration;
 
-/// A unit that is there, to launch GPU kernels on and to wait for them. Its memory is taken once, and given back with it.
+/// A unit that is there, to launch GPU kernels on and to wait for them. Its memory is taken once, and given
+/// back with it.
 pub trait Bench {
     /// Its name, as its maker has it.
     fn name(&self) -> String;
@@ -12,54 +13,55 @@ pub trait Bench {
     /// The newest generation that kernels are written for and that it runs (`sm_90`).
     ///
     /// # Errors
-    /// It is older than all of them.
+    /// Fails if it is older than all of them.
     fn generation(&self) -> Result<&'static str>;
 
     /// Bytes of its memory that are free, and all.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     fn memory(&self) -> Result<[u64; 2]>;
 
     /// Peaks that its maker states.
     fn peaks(&self) -> Peaks;
 
-    /// Takes so many bytes of zeros. Gives their address.
+    /// Allocates this many bytes of zeros. Gives their address.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     fn take(&mut self, bytes: u64) -> Result<u64>;
 
-    /// Loads kernels from their text, in the place of earlier ones; calls name them by their place in `symbols`.
+    /// Loads kernels from their text, in the place of earlier ones; calls name them by their place in
+    /// `symbols`.
     ///
     /// # Errors
-    /// What the driver's assembler says.
+    /// Fails if the driver's assembler does.
     fn load(&mut self, text: &str, symbols: &[String]) -> Result<()>;
 
     /// Copies there, and waits.
     ///
     /// # Errors
-    /// A place outside of what was taken; what the driver refuses.
+    /// Fails if a place is outside of the allocated memory, or the driver fails.
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
 
     /// Launches all calls in their order, `times` times over, and waits. Gives how long that took.
     ///
     /// # Errors
-    /// An address outside of what was taken; what the driver refuses; a kernel that does not end.
+    /// Fails if an address is outside of the allocated memory, the driver fails, or a kernel does not end.
     fn time(&mut self, calls: &[Call], times: u32) -> Result<Duration>;
 
-    /// Copies from pinned memory of the CPU's (`to`) or to it, `times` times so many bytes, and waits. Gives the bytes of all copies, and
-    /// how long they took.
+    /// Copies from pinned memory of the CPU's (`to`) or to it, `times` times a buffer, and waits. Gives the
+    /// bytes of all copies, and their time.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     fn link(&mut self, to: bool, times: u32) -> Result<(u64, Duration)>;
 }
 
 /// A launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Index of the kernel in what was loaded.
+    /// Index of the kernel in the loaded text.
     pub kernel: usize,
     /// Its launch.
     pub launch: Launch,

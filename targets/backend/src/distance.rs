@@ -1,4 +1,4 @@
-//! Distances between what was computed and what should have been.
+//! Distances between computed and expected results.
 
 use moec_ir::eval::{Data, Tensor};
 use serde::Serialize;

@@ -10,7 +10,7 @@ use moec_ir::{Module, Weight};
 use std::ops::Range;
 use std::path::Path;
 
-/// Artifacts to be written: what lives on one unit.
+/// Artifacts to be written for one unit.
 #[derive(Clone, Copy)]
 pub struct Emit<'a> {
     /// The Graph.
@@ -21,16 +21,17 @@ pub struct Emit<'a> {
     pub groups: &'a [(&'a ExpertTable, usize)],
     /// Other parts.
     pub parts: &'a [StaticSubgraph],
-    /// Hot neurons of layers, with those of each expert, the hottest first: as many as a batch has at most.
+    /// Hot neurons of layers, with those of each expert, the hottest first: as many as the largest number of
+    /// a batch.
     pub hot: &'a [(HotLayer, Vec<Vec<u32>>)],
     /// Source of weights.
     pub numbers: &'a dyn Numbers,
-    /// Folder of the bundle on its way. What lies elsewhere than the plan says must be gone at the end.
+    /// Folder of the bundle while it is built. Files that the plan does not name must be removed at the end.
     pub root: &'a Path,
     /// Tools for backends.
     pub tools: Tools<'a>,
-    /// Notified of every group and part, by its name, before anything of it is written, any number of times. An error ends the
-    /// work: it was interrupted.
+    /// Notified of every group and part, by its name, before anything of it is written, any number of times.
+    /// An error ends the work: it was interrupted.
     pub next: &'a dyn Fn(&str) -> Result<()>,
 }
 
@@ -62,13 +63,14 @@ pub trait Numbers {
         out: &mut [f32],
     ) -> Result<()>;
 
-    /// Mean squares of the channels that matrix `matrix` of a weight is multiplied by, 1 on average, where calibration has
-    /// seen them.
+    /// Mean squares of the channels that matrix `matrix` of a weight is multiplied by, 1 on average, where
+    /// calibration has seen them.
     fn importance(&self, _weight: &Weight, _matrix: usize) -> Option<Vec<f32>> {
         None
     }
 
-    /// Rows of real text that the matrices of a weight are multiplied by, `[n, cols]`, where calibration has kept some.
+    /// Rows of real text that the matrices of a weight are multiplied by, `[n, cols]`, where calibration has
+    /// kept some.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -80,7 +82,7 @@ pub trait Numbers {
     fn rounding<'a>(&'a self, weight: &'a Weight, matrix: usize) -> Box<dyn Rounding + 'a>;
 }
 
-/// A matrix as codes with one scale for each of its rows: what units have that know no groups of columns.
+/// A matrix as codes with one scale for each of its rows, for units without groups of columns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Channels {
     /// Scale of each row.
@@ -101,8 +103,8 @@ pub trait Rounding {
     /// A number that no group holds.
     fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32>;
 
-    /// All of the matrix, row by row, as codes with one scale for each row; `outliers` rows, those that lose most in 4 bits,
-    /// have 8. The same numbers as the CPU's `q4o` has with as many.
+    /// The whole matrix, row by row, as codes with one scale for each row; `outliers` rows, those that lose
+    /// most in 4 bits, have 8. The numbers are those of the CPU's `q4o` with as many outliers.
     ///
     /// # Errors
     /// A number that no code holds.

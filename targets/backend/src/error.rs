@@ -1,4 +1,4 @@
-//! The compiler's error: what, where, whose fault, and what to do.
+//! The compiler's error: cause, place, party at fault, and remedy.
 
 use std::path::Path;
 use std::{fmt, io};
@@ -6,7 +6,7 @@ use std::{fmt, io};
 /// Origin of an error. It decides the exit code and the opening word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command line, by itself or for this bundle, model or target: exit 2.
+    /// The command line, alone or with this bundle, model or target: exit 2.
     Usage,
     /// A file of the user's: exit 1.
     Input,
@@ -58,7 +58,7 @@ impl Error {
     pub fn bug(message: impl Into<String>) -> Self {
         Self::new(Fault::Bug, message)
     }
-    /// Adds what to do.
+    /// Adds a remedy.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self

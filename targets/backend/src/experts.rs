@@ -16,7 +16,7 @@ pub struct LayerExperts {
 }
 
 impl LayerExperts {
-    /// Those of a layer.
+    /// The experts of a layer.
     pub fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;
         let in_layer = |n: &&Node| n.scope.layer == Some(layer);

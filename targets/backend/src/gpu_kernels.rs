@@ -1,4 +1,4 @@
-//! GPU kernels: what units launch that have kernels of their own.
+//! GPU kernels, for units that launch their own kernels.
 
 use crate::error::Result;
 use crate::tools::Tools;
@@ -7,14 +7,14 @@ use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
 use std::path::Path;
 
-/// Kernels that a GPU runs, in the place of the CPU's. The compiler writes them, by the operators that
-/// a unit is given; the backend says for which CPU, and reads them back.
+/// Kernels that a GPU runs instead of the CPU's. The compiler writes them, by the operators that a unit is
+/// given; the backend gives the GPU generation, and reads them back.
 pub trait GpuKernels: Sync + std::fmt::Debug {
     /// The generation that the kernels of a unit are written for, in NVIDIA's spelling (`sm_90`).
     fn generation<'u>(&self, unit: &'u DeviceUnit) -> Option<&'u str>;
 
-    /// Machine code of a text, for the generation of a unit, where the assembler of the unit's maker is installed; `None`: it is not, and
-    /// the driver assembles the text when the bundle is opened.
+    /// Machine code of a text, for the generation of a unit, if the assembler of the unit's maker is
+    /// installed. With `None` the driver assembles the text when the bundle is opened.
     ///
     /// # Errors
     /// An assembler that does not start, or refuses the text.
@@ -26,12 +26,14 @@ pub trait GpuKernels: Sync + std::fmt::Debug {
     /// Path of the machine code of an artifact, both relative to the bundle.
     fn code_path(&self, artifact: &str) -> String;
 
-    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel that the plan launches,
-    /// as it says; executes nothing. Where the assembler of the unit's maker is installed, it checks, too, whether it makes the machine
-    /// code of the text. `by`: what made it, as [`Assembled::by`].
+    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel
+    /// that the plan launches, with the same parameters; executes nothing. If the assembler of the unit's
+    /// maker is installed, also checks that it makes the same machine code of the text. `by`: the assembler
+    /// that made it, as [`Assembled::by`].
     ///
     /// # Errors
-    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code that is another's.
+    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code
+    /// that is another's.
     fn read(
         &self,
         bundle: &BundleReader,

@@ -1,21 +1,23 @@
-//! Backends: what one does for the compiler.
+//! Backends, as the compiler uses them.
 //!
-//! A backend is one crate and one row of the compiler's table. The device file names the backend of every unit; the compiler
-//! reads from its row what it must know, and calls no backend by name:
+//! A backend is one crate and one row of the compiler's table. The device file names the backend of every
+//! unit. The compiler reads everything from its row, and names no backend itself:
 //!
-//! * [`Backend::check`]: what a device file must say of such a unit;
-//! * [`StaticGraphs::part`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of that file, and
-//!   as which functions;
+//! * [`Backend::check`]: the required data of such a unit in a device file;
+//! * [`StaticGraphs::part`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of
+//!   that file, and as which functions;
 //! * [`StaticGraphs::emit`]: its artifacts, written to disk;
-//! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
-//! * [`StaticGraphs::host`], [`Backend::host`]: what executes them on this machine, for who has not the device;
+//! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the
+//!   reference;
+//! * [`StaticGraphs::host`], [`Backend::host`]: executors on this machine, for users without the device;
 //! * [`Backend::takes`]: which operators units without static graphs run, with dynamic shapes;
 //! * [`GpuKernels`]: GPU kernels, which units launch in place of the CPU's: for which of them, and read back;
-//! * [`CommandStreams`]: NDP command streams, by which a unit computes experts: what they cost, written, read back and executed;
-//! * [`Bench`]: a unit that this machine has, for who measures it;
-//! * [`Runner`]: what the `run` of a bundle has besides the runtime, to drive such units;
+//! * [`CommandStreams`]: NDP command streams, by which a unit computes experts: costs, files and execution;
+//! * [`Bench`]: a unit of this machine, to be measured;
+//! * [`Runner`]: additions of a bundle's `run` to the runtime, which drive such units;
 //! * [`Backend::subcommands`]: subcommands of `moec`;
-//! * [`Backend::doctor`], [`Backend::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
+//! * [`Backend::doctor`], [`Backend::serve`]: which [`Tools`] it needs, whether they are there, and what a
+//!   process for them does.
 //!
 //! Invariant: this crate knows no backend.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
@@ -68,10 +70,10 @@ pub trait Backend: Sync + std::fmt::Debug {
     /// Name in device files.
     fn name(&self) -> &'static str;
 
-    /// Whether a device file says of a unit what the backend must know.
+    /// Whether a device file has the data of a unit that the backend needs.
     ///
     /// # Errors
-    /// The key that is wrong or missing, and what is expected.
+    /// The key that is wrong or missing, and the expected value.
     fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw>;
 
     /// Its static graphs; `None`: its units have dynamic shapes.
@@ -89,8 +91,8 @@ pub trait Backend: Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether its units run an operator of the Graph with dynamic shapes, by kernels of the CPU's or the GPU's, or by NDP command streams. A unit that the
-    /// device file refuses the operator is not called.
+    /// Whether its units run an operator of the Graph with dynamic shapes, by kernels of the CPU's or the
+    /// GPU's, or by NDP command streams. A unit that the device file refuses the operator is not called.
     fn takes(&self, _op: &Op) -> bool {
         false
     }
@@ -105,18 +107,19 @@ pub trait Backend: Sync + std::fmt::Debug {
         self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
     }
 
-    /// Driver of a unit that this machine has; `None`: the backend has no units that a run finds by itself.
+    /// Driver of a unit that this machine has; `None`: the backend has no units that a run finds itself.
     ///
     /// # Errors
-    /// Why the machine has no such unit, or none that can be used.
+    /// The reason that the machine has no such unit, or no usable one.
     fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
         None
     }
 
-    /// Whether this machine has a unit that runs what is compiled for this one; `None`: a run finds none by itself.
+    /// Whether this machine has a unit that runs programs compiled for this one; `None`: a run does not find
+    /// units itself.
     ///
     /// # Errors
-    /// Why the machine has none.
+    /// The reason that the machine has no such unit.
     fn present(&self, unit: &DeviceUnit) -> Option<moec_runtime::Result<()>> {
         Some(self.attached(&unit.name)?.map(drop))
     }
@@ -124,12 +127,13 @@ pub trait Backend: Sync + std::fmt::Debug {
     /// A unit of it that this machine has, to be measured; `None`: its units are not measured.
     ///
     /// # Errors
-    /// Why the machine has none that can be used.
+    /// The reason that the machine has no usable unit.
     fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
         None
     }
 
-    /// Libraries of a bundle's `run` besides the runtime whose plan calls its units, to drive them; `None`: nothing.
+    /// Libraries of a bundle's `run` besides the runtime whose plan calls its units, to drive them; `None`:
+    /// nothing.
     fn runner(&self) -> Option<&'static Runner> {
         None
     }
@@ -144,7 +148,8 @@ pub trait Backend: Sync + std::fmt::Debug {
         &[]
     }
 
-    /// Serves a process of its own until its stdin ends: it calls what may crash or hang. `None`: it has none.
+    /// Serves a separate process until its stdin ends, for calls that may crash or hang. `None`: the backend
+    /// has no such process.
     fn serve(&self) -> Option<ExitCode> {
         None
     }
@@ -169,7 +174,7 @@ impl Flaw {
 /// Whether a tool is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Name of what is looked for.
+    /// Name of the tool.
     pub name: &'static str,
     /// Whether it works.
     pub works: bool,
@@ -184,16 +189,18 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// The part of a scope, as graphs of a unit.
     ///
     /// # Errors
-    /// Why it cannot be one, for people.
+    /// The reason against it, for people.
     fn part(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String>;
 
-    /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`, alike.
+    /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`,
+    /// alike.
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;
 
     /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
     fn bytes(&self, unit: &DeviceUnit, weight: &Weight, numbers: u64) -> u64;
 
-    /// Whether attention may go to the unit where a build leaves that to the costs: where keys and values lie there for good.
+    /// Whether attention may go to the unit if a build decides by costs. It may if keys and values stay there
+    /// permanently.
     fn attends_by_default(&self) -> bool {
         true
     }
@@ -201,7 +208,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// Whether the hot neurons of a layer's experts can be functions of their own.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason against it, for people.
     fn hot(&self, _module: &Module, _layer: u32) -> Result<(), String> {
         Err("its graphs hold whole experts".into())
     }
@@ -214,21 +221,22 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// Writes artifacts.
     ///
     /// # Errors
-    /// A tool that is missing, which says what installs it; a graph over the limit; a weight that the unit's numbers do not
-    /// hold; a disk that is full.
+    /// A missing tool, with its remedy; a graph over the limit; a weight outside the range of the unit's
+    /// numbers; a full disk.
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted>;
 
-    /// Reads every artifact that a plan calls and checks that the unit can run it; executes nothing. Gives the number of
-    /// functions.
+    /// Reads every artifact that a plan calls and checks that the unit can run it; executes nothing. Gives
+    /// the number of functions.
     ///
     /// # Errors
     /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
     fn read(&self, bundle: &BundleReader, plan: &Plan, unit: &DeviceUnit) -> Result<usize>;
 
-    /// Reads what else the functions of hot neurons come with, and checks that they and the Graph divide experts alike.
+    /// Reads the other data of the functions of hot neurons, and checks that they and the Graph divide
+    /// experts alike.
     ///
     /// # Errors
-    /// Other neurons than those that the Graph leaves to them.
+    /// Neurons other than those that the Graph leaves to them.
     fn read_hot(&self, _bundle: &BundleReader, _module: &Module, _hot: &[HotLayer]) -> Result<()> {
         Ok(())
     }
@@ -239,7 +247,8 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// An artifact that is missing, malformed, or does not run.
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>>;
 
-    /// Sizes of a bundle's artifacts against the unit's limits; `None`: its artifacts share nothing that could be told.
+    /// Sizes of a bundle's artifacts against the unit's limits; `None`: its artifacts share nothing to
+    /// report.
     ///
     /// # Errors
     /// An artifact that cannot be read.
@@ -253,7 +262,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// The emulator of the unit's maker, which executes them on this machine, too.
     ///
     /// # Errors
-    /// There is none, or it is not installed.
+    /// The tool does not exist, or is not installed.
     fn library(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
         let error = Error::limit(format!("there is no other emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=library` out"))
@@ -262,7 +271,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// The same emulator, driven as the unit itself is by a bundle's `run` on the device.
     ///
     /// # Errors
-    /// There is none, or it is not installed.
+    /// The tool does not exist, or is not installed.
     fn device(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
         let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=device` out"))

@@ -4,7 +4,8 @@ use moec_ir::plan::GraphDecl;
 use moec_ir::{EntryKind, NodeId, Scope, ValueId, WeightId};
 use std::collections::BTreeSet;
 
-/// A subgraph of a model as static graphs: attention, a dense network, the head. Experts come in groups instead.
+/// A subgraph of a model as static graphs: attention, a dense network, the head. Experts come in groups
+/// instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticSubgraph {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
@@ -19,11 +20,12 @@ pub struct StaticSubgraph {
     pub graphs: Vec<SubgraphFunction>,
     /// Its matrices.
     pub matrices: Vec<WeightId>,
-    /// Result of its legalisation: names and numbers of operators; empty where the unit runs those of the Graph.
+    /// Result of its legalisation: names and numbers of operators; empty if the unit runs those of the Graph.
     pub legalised: Vec<(&'static str, usize)>,
 }
 
-/// Boundary of a subgraph in an entry point: the nodes that it replaces, and the values that it reads and writes.
+/// Boundary of a subgraph in an entry point: the nodes that it replaces, and the values that it reads and
+/// writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubgraphBoundary {
     /// Entry point.
@@ -36,7 +38,8 @@ pub struct SubgraphBoundary {
     pub angles: Option<ValueId>,
     /// Result, `[T, H]` or `[T, V]`.
     pub y: ValueId,
-    /// Rows of its function. Attention in a decode entry point takes one sequence at a time, whose row is the first.
+    /// Rows of its function. Attention in a decode entry point takes one sequence at a time, whose row is the
+    /// first.
     pub rows: usize,
 }
 
@@ -45,7 +48,7 @@ pub struct SubgraphBoundary {
 pub struct StaticAttention {
     /// Positions of its state: those of the Graph's cache, up to the unit's multiple.
     pub context: usize,
-    /// Tokens that a row sees, its own included, where not all.
+    /// Tokens that a row sees, its own included, if not all.
     pub window: Option<usize>,
 }
 
@@ -58,8 +61,8 @@ pub struct SubgraphFunction {
     pub graph: GraphDecl,
 }
 
-/// Hot neurons of the experts of a layer, which a unit computes densely while others compute the rest (PowerInfer-2, §4.1.3): an
-/// expert has a function for each batch that is decoded.
+/// Hot neurons of the experts of a layer, which a unit computes densely while others compute the rest
+/// (PowerInfer-2, §4.1.3): an expert has a function for each batch that is decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotLayer {
     /// Layer.
@@ -83,7 +86,7 @@ impl HotLayer {
         format!("layers.{}.hot", self.layer)
     }
 
-    /// Whether that is the name of such an artifact.
+    /// Whether it is the name of such an artifact.
     pub fn has_name(name: &str) -> bool {
         let layer = name.strip_prefix("layers.").and_then(|rest| rest.strip_suffix(".hot"));
         layer.is_some_and(|layer| layer.parse::<u32>().is_ok())

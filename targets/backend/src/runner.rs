@@ -13,8 +13,8 @@ pub struct Runner {
     pub system: &'static str,
     /// Its crates, of which the last one has the constant.
     pub crates: &'static [RunnerCrate],
-    /// Lock file of the runner crate with these: `runner.lock` in the folder of the last one. `MOEC_BLESS=1` renews it in the tests
-    /// of bundles.
+    /// Lock file of the runner crate with these: `runner.lock` in the folder of the last one. `MOEC_BLESS=1`
+    /// renews it in the tests of bundles.
     pub lock: &'static str,
 }
 

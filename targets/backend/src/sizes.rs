@@ -13,7 +13,7 @@ pub struct ArtifactSizes {
     pub weights: u64,
     /// The same if each function had its own.
     pub unshared: u64,
-    /// Weights of the function that has most: what the limit on a graph is for.
+    /// Weights of the largest function, to which the limit on a graph applies.
     pub largest: u64,
     /// Most that a node reads and gives, in bytes, weights aside.
     pub activations: u64,
@@ -21,14 +21,14 @@ pub struct ArtifactSizes {
     pub context: Option<u64>,
 }
 
-/// Artifacts of one unit beside its limits, in bytes.
+/// Sizes of one unit's artifacts, in bytes, and their limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct UnitSizes {
-    /// Weights that one function may have, where the device file says so.
+    /// Weights that one function may have, if the device file limits them.
     pub graph_limit: Option<u64>,
     /// Limit of all compiled functions of an artifact together, in bytes.
     pub context_limit: u64,
-    /// Memory that the unit computes in; what does not fit there is computed by pieces.
+    /// Memory that the unit computes in; larger data is computed in pieces.
     pub tile_memory: Option<u64>,
     /// Every artifact.
     pub artifacts: Vec<ArtifactSizes>,

@@ -34,7 +34,7 @@ pub struct StreamCosts {
     pub rows: Vec<(u32, f64)>,
     /// Reading the weights in their DIMM.
     pub internal_us: f64,
-    /// Moving them from one DIMM to another; none: there is no link.
+    /// Moving them from one DIMM to another; `None` without a link.
     pub link_us: Option<f64>,
     /// Reading weights from the CPU, over all channels and from one DIMM.
     pub host_us: [f64; 2],
@@ -47,7 +47,7 @@ pub struct StreamLayer<'a> {
     pub set: &'a StreamSet,
     /// Computation of each of its experts.
     pub expert: StreamExpert,
-    /// The NDP DIMM of each expert; −1: it lies over all of them.
+    /// The NDP DIMM of each expert; −1: it is striped over all of them.
     pub dimms: &'a [i32],
     /// Most slots of a call.
     pub slots: u32,
@@ -64,7 +64,7 @@ pub struct StreamScene<'a> {
     pub loads: &'a [Vec<Vec<u32>>],
     /// By step: tokens.
     pub rows: &'a [u32],
-    /// 10⁹ bytes per second to the hot unit; none: there is no such unit.
+    /// 10⁹ bytes per second to the hot unit; `None` without such a unit.
     pub link_gb_per_s: Option<f64>,
 }
 
@@ -103,9 +103,9 @@ pub struct StreamRun {
     pub steps: Vec<StreamStep>,
     /// Moves of experts between steps.
     pub moves: u64,
-    /// Share of experts whose class was what the predictor had said.
+    /// Share of experts whose class was predicted correctly.
     pub predicted: f64,
-    /// Numbers of the model: what, which number, which source.
+    /// Numbers of the model: name, value, source.
     pub constants: Vec<[String; 3]>,
 }
 
@@ -114,7 +114,7 @@ pub trait CommandStreams: Sync + std::fmt::Debug {
     /// Costs of an expert on a unit, by rows that ascend.
     ///
     /// # Errors
-    /// Why the unit does not run it, for people: its formats, its size, what the device file leaves out.
+    /// The reason that the unit does not run it, for people: its formats, its size, a gap in the device file.
     fn costs(
         &self,
         device: &Device,
@@ -123,7 +123,7 @@ pub trait CommandStreams: Sync + std::fmt::Debug {
         rows: &[u32],
     ) -> Result<StreamCosts, String>;
 
-    /// Whether the unit reads weights that lie so.
+    /// Whether the unit reads weights with that layout.
     fn reads(&self, layout: Layout) -> bool;
 
     /// Writes the artifacts of layers below `root`. Gives their bytes.
@@ -138,7 +138,8 @@ pub trait CommandStreams: Sync + std::fmt::Debug {
         next: &dyn Fn(&str) -> Result<()>,
     ) -> Result<u64>;
 
-    /// Reads every artifact that a plan's streams of a unit name, and verifies each stream; executes nothing. Gives their number.
+    /// Reads every artifact that a plan's streams of a unit name, and verifies each stream; executes nothing.
+    /// Gives their number.
     ///
     /// # Errors
     /// An artifact that is missing, malformed or refused.
@@ -150,20 +151,22 @@ pub trait CommandStreams: Sync + std::fmt::Debug {
     /// Invalid bytes.
     fn print(&self, bytes: &[u8]) -> Result<String, String>;
 
-    /// Simulates steps: the runtime's own scheduler decides, and units, DIMMs and links take the time that the model says.
+    /// Simulates steps: the runtime's own scheduler decides, and units, DIMMs and links take the times of the
+    /// model.
     ///
     /// # Errors
-    /// Why it cannot, for people.
+    /// The reason that it cannot, for people.
     fn simulate(&self, unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<StreamRun, String>;
 
-    /// Executes every NDP command stream of every artifact against the backend's own evaluator and against the Graph's.
+    /// Executes every NDP command stream of every artifact against the backend's own evaluator and against
+    /// the Graph's.
     ///
     /// # Errors
     /// An artifact that is missing, malformed, or does not run.
     fn verify(&self, trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionReport>>;
 }
 
-/// Streams of one unit, and the reference that they are held against.
+/// Streams of one unit, and the reference that they are compared with.
 pub struct StreamTrial<'a, 'e> {
     /// Files of the bundle.
     pub files: &'a BundleReader,
@@ -181,5 +184,5 @@ pub struct StreamTrial<'a, 'e> {
     pub next: &'a dyn Fn(&str) -> Result<()>,
 }
 
-/// Relative rounding of an expert in bf16: rows and what stands between its halves keep 8 bits, sums are f32.
+/// Relative rounding of an expert in bf16: rows and the values between its halves keep 8 bits, sums are f32.
 pub const BF16_BOUND: f64 = 3.0 / 256.0;

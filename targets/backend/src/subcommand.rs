@@ -8,6 +8,6 @@ use clap::{ArgMatches, Command};
 pub struct Subcommand {
     /// Its name, help and options.
     pub command: fn() -> Command,
-    /// Executes it. Gives what it prints to stdout.
+    /// Executes it. Gives its output for stdout.
     pub run: fn(&ArgMatches) -> Result<String>,
 }

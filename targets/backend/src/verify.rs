@@ -11,7 +11,7 @@ use moec_ir::plan::{ExpertTable, Plan};
 use moec_runtime::bundle::BundleReader;
 use serde::Serialize;
 
-/// Artifacts of one unit, and the reference that they are held against.
+/// Artifacts of one unit, and the reference that they are compared with.
 pub struct Trial<'a, 'e> {
     /// Files of the bundle.
     pub files: &'a BundleReader,
@@ -29,8 +29,8 @@ pub struct Trial<'a, 'e> {
     pub hot: &'a [HotLayer],
     /// The reference.
     pub evaluator: &'a mut Evaluator<'e>,
-    /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts
-    /// hold the checkpoint's.
+    /// Whether the reference has the bundle's own weights. If so, the rounding of their format is allowed
+    /// for, since artifacts hold the checkpoint's.
     pub rounded: bool,
     /// Tools for backends.
     pub tools: Tools<'a>,
@@ -47,13 +47,13 @@ pub struct FunctionReport {
     pub package: String,
     /// `cap32`
     pub function: String,
-    /// Experts; 0 where it is none of experts.
+    /// Experts; 0 if it is not of experts.
     pub experts: usize,
     /// Against the evaluator on the same rows.
     pub error: Distance,
     /// Largest error allowed.
     pub bound: f64,
-    /// Parts that the unit would not run as they stand, and oddities.
+    /// Parts that the unit would not run unchanged, and oddities.
     pub findings: Vec<String>,
     /// Whether one of them forbids it.
     pub refused: bool,
@@ -67,8 +67,8 @@ pub struct FunctionReport {
 pub struct Check {
     /// Executor: `QNN's emulator`.
     pub by: String,
-    /// Largest difference from the same weights with activations in f32, as a share of the spread of these results (their
-    /// largest less their smallest) over all rows that the artifact is verified by.
+    /// Largest difference from the same weights with activations in f32, over all rows that verify the
+    /// artifact. It is a share of the spread of these results, their largest less their smallest.
     pub share_of_spread: f64,
     /// The largest that passes.
     pub bound: f64,

@@ -1,8 +1,8 @@
 //! Checks of a saved package for the Neural Engine, by the file.
 //!
-//! Core ML runs what the Neural Engine cannot on another unit, and says nothing. So the structure of a package
-//! is tested before it ships: rule by rule, one row of a table each. [`Package::open`] has established before
-//! that shapes are fixed, that weights are where the model says, and that there is no control flow.
+//! Core ML silently moves operations that the Neural Engine cannot run to another unit. So the structure of a
+//! package is tested before it ships: rule by rule, one row of a table each. [`Package::open`] has checked
+//! before that shapes are fixed, that weights are where the model says, and that there is no control flow.
 #![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 mod function;

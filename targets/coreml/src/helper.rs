@@ -1,7 +1,7 @@
 //! Finds and starts `moec-coreml`, the program that turns [programs](crate::program) into packages.
 //!
-//! It embeds Python for coremltools, so it is no part of moec's own binary, which starts where there is no Python.
-//! Jobs go to its stdin as one JSON object, and it says on stdout, one JSON object per line, what it has done.
+//! It embeds Python for coremltools, so it is not part of moec's own binary, which starts without Python.
+//! Jobs go to its stdin as one JSON object. It reports finished jobs on stdout, one JSON object per line.
 
 mod error;
 mod protocol;
@@ -79,10 +79,10 @@ impl Helper {
         Ok(Self { program, venv })
     }
 
-    /// Starts it and requests its versions: whether it would work.
+    /// Starts it and requests its versions: a test that it works.
     ///
     /// # Errors
-    /// It does not start, coremltools is missing or another one, or it speaks another version of the protocol.
+    /// It does not start, coremltools is missing or has another version, or the protocol's version differs.
     pub fn versions(&self) -> Result<Versions, HelperError> {
         let mut found = None;
         self.run("versions", None, &mut |event| {
@@ -97,7 +97,7 @@ impl Helper {
         Ok(versions)
     }
 
-    /// Writes packages, in order; `progress` hears of each as it is done.
+    /// Writes packages, in order; `progress` is called for each finished one.
     ///
     /// # Errors
     /// The first that cannot be written; those before it stay.
@@ -137,8 +137,8 @@ impl Helper {
         let mut child = command
             .spawn()
             .map_err(|e| HelperError::Start { path: self.program.clone(), what: e.to_string() })?;
-        // It reads all of stdin before it writes, and a program that dies early closes the pipe: that is told by its
-        // exit status.
+        // It reads all of stdin before it writes, and a program that dies early closes the pipe: that is told
+        // by its exit status.
         if let Some(mut stdin) = child.stdin.take() {
             let _ = stdin.write_all(input.unwrap_or_default());
         }

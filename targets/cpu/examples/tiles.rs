@@ -1,8 +1,10 @@
-//! Matrix kernels on tile registers beside what the machine can do in the same minute: `cargo xtask amx-bench`.
+//! Matrix kernels on tile registers beside what the machine can do in the same minute: `cargo xtask
+//! amx-bench`.
 //!
-//! Shapes are those of OLMoE-1B-7B (2048 channels, experts of 1024). Weights come from memory in every call. Each
-//! kernel's time is the median of calls that take turns with its other schedules; its limit is the longer of two:
-//! its operations at the rate of the tiles, its bytes (weights, rows and results, each once) at the rate of reading.
+//! Shapes are those of OLMoE-1B-7B (2048 channels, experts of 1024). Weights come from memory in every call.
+//! Each kernel's time is the median of calls that alternate with its other schedules. Its limit is the longer
+//! of two times: its operations at the rate of the tiles, and its bytes (weights, rows and results, each
+//! once) at the rate of reading.
 
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -104,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let Some(work) = watch.probed(&target, &spec, n) else { continue };
             let chosen = target.cheapest(&spec, n);
             let mut schedules = target.candidates(&spec, n);
-            // What a build chooses, and what `--tune` would find.
+            // The schedule that a build chooses, and the one that `--tune` finds.
             schedules.sort_by_key(|s| Some(*s) != chosen);
             let times = watch.time(&target, &spec, n, &schedules, TIME, &|| false)?;
             let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b])).unwrap_or(0);

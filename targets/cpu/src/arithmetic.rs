@@ -1,4 +1,4 @@
-//! Compute types of matrix kernels: what `activations` of `model.toml` means on a machine.
+//! Compute types of matrix kernels: the meaning of `activations` of `model.toml` on a machine.
 
 use crate::select::{Result, Role, Selection};
 use crate::{CpuTarget, Unsupported};
@@ -8,8 +8,8 @@ use moec_ir::{FEW_ROWS, Format};
 /// Option of the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// The best for the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it
-    /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows are multiplied by every
+    /// The best for the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it multiplies
+    /// bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows are multiplied by every
     /// format on them.
     #[default]
     Auto,
@@ -57,9 +57,10 @@ impl Activations {
 }
 
 impl CpuTarget {
-    /// Compute type of `rows` rows with a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`gpu::FEW_ROWS`]) wait
-    /// for the weights, and so are not rounded; many are multiplied by them on tensor cores in bf16, unless activations are to be exact, weights are
-    /// of f32 or have a scale for each row, or tensor cores do not take such rows.
+    /// Compute type of `rows` rows with a weight of a format whose rows have `depth` numbers. On a GPU few
+    /// rows ([`gpu::FEW_ROWS`]) wait for the weights, and so are not rounded. Many rows are multiplied on
+    /// tensor cores in bf16. Exceptions are exact activations, weights of f32 or with a scale for each row,
+    /// and rows that tensor cores do not take.
     pub(crate) fn compute_type(&self, format: Format, rows: usize, depth: usize) -> Result<ComputeType> {
         if !self.isa.is_thread() {
             return self.compute(format, rows);
@@ -69,13 +70,15 @@ impl CpuTarget {
         Ok(if many && rounds { ComputeType::Bf16 } else { ComputeType::F32 })
     }
 
-    /// Rows that a matrix of experts multiplies at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a
-    /// CPU is used with that; threads are used with the average, for those of an expert are a block's.
+    /// Rows that a matrix of experts multiplies at once, of `rows` tokens with a choice of `slots`. A CPU
+    /// kernel is chosen for the maximum, since all of them may choose one expert. A GPU kernel is chosen for
+    /// the average, since each expert's rows are a block's.
     pub(crate) fn rows_of_expert(&self, rows: usize, slots: usize, experts: usize) -> usize {
         if self.isa.is_thread() { slots.div_ceil(experts.max(1)) } else { rows }
     }
 
-    /// Rows in the compute type of a matrix, as [`Selection::rows`]. Threads read rows of f32 wherever they lie.
+    /// Rows in the compute type of a matrix, as [`Selection::rows`]. GPU kernels read rows of f32 wherever
+    /// they are.
     pub(crate) fn rows_for(
         &self,
         s: &mut Selection,

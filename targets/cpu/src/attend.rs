@@ -8,8 +8,8 @@ use moec_ir::op::AttentionDesc;
 use moec_ir::plan::CacheOrder;
 use moec_ir::{Format, StateKind, Type};
 
-/// Queries of a tile in prefill: a multiple of what the microkernel takes at a time, and so many that tokens of
-/// the cache are read seldom enough.
+/// Queries of a tile in prefill: a multiple of the microkernel's, and enough that tokens of the cache are
+/// read seldom.
 const QUERIES: usize = 96;
 /// Work items that a row of decoding should give, for any number of threads to share.
 const ITEMS: usize = 64;
@@ -47,7 +47,7 @@ impl CpuTarget {
         let (_, x_ld) = node.value(1)?;
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
         let (format, values, ring) = (cache.format, cache.values, cache.ring);
-        // A row of decoding is no work for several threads but by heads.
+        // A single row of decoding can be split over threads only by heads.
         let each = if node.one_row_per_sequence { 1 } else { heads };
         let (norm, rotation) = (None, None);
         let spec = CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };

@@ -1,19 +1,20 @@
 //! Expected time of a matrix kernel on a machine, and the schedule that should take least.
 //!
-//! A kernel takes as long as the slower of two things: its arithmetic at the peak of its compute type, and its weights,
-//! rows and results at the bandwidth of memory. Both are those of one core. What a schedule decides is counted
-//! in rows, each as much arithmetic as a row of the matrix takes:
+//! The time of a kernel is the longer of two: its arithmetic at the peak of its compute type, and its
+//! weights, rows and results at the bandwidth of memory. Both are those of one core. The effects of a
+//! schedule are counted in rows, each as much arithmetic as a row of the matrix takes:
 //!
 //! * a group of rows in registers costs [`PER_GROUP`] more than it has, for loading the weights; twice that
 //!   where its panel and its rows do not fit into the second-level cache together;
-//! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows where
-//!   its sums are more than three quarters of the first-level cache;
+//! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows
+//!   where its sums are more than three quarters of the first-level cache;
 //! * a panel of codes that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
-//! * a block of rows on tiles costs [`PER_BLOCK_OF_TILES`] more, and a quarter of its rows where they fill more than half of
-//!   the second-level cache;
+//! * a block of rows on tiles costs [`PER_BLOCK_OF_TILES`] more, and a quarter of its rows where they fill
+//!   more than half of the second-level cache;
 //! * work items that do not come out even between cores leave some of them waiting.
 //!
-//! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
+//! Effects outside of the model (prefetching, unrolling) are left unchanged; `moec build --tune` measures
+//! them.
 
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::spec::Product;
@@ -95,14 +96,16 @@ impl Figures {
             source: format!("assumed: {by} times f32, by {what}"),
         };
         let bf16 = if isa.bf16 {
-            // Kernels of pairs run on tiles where there are some, an order of magnitude faster than on vectors.
+            // Kernels of pairs run on tiles where there are some, an order of magnitude faster than on
+            // vectors.
             let tiles = || moec_device::tiles("bf16").filter(|_| isa.tiles);
             let tiles = || tiles().map(|p| Rate { value: p.gops * 1e9, source: p.source });
             stated("bf16").or_else(tiles).unwrap_or_else(|| times(2.0, "dot products of pairs"))
         } else {
             times(1.0, "widening")
         };
-        // The figure of a machine with tiles is theirs; kernels of bytes run on vectors, whose scales come by 32 channels.
+        // The figure of a machine with tiles is theirs; kernels of bytes run on vectors, whose scales come by
+        // 32 channels.
         let stated_bytes = stated("int8").filter(|_| !has("amx-int8"));
         let bytes = match isa.bytes {
             ByteDot::None => times(1.0, "widening"),
@@ -209,7 +212,8 @@ impl CpuTarget {
         &self.figures
     }
 
-    /// Load of a call with `n` valid rows; `None`: the kernel multiplies by no matrix, or by one that lies by neurons.
+    /// Load of a call with `n` valid rows; `None` if the kernel multiplies by no matrix, or by one that is
+    /// stored by neurons.
     pub fn load(&self, spec: &KernelSpec, n: usize) -> Option<Load> {
         let Product { k, n: outputs, groups, experts, order, .. } = spec.product()?;
         // The cost of neurons is that of the active ones.
@@ -252,7 +256,8 @@ impl CpuTarget {
             + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
         if format.is_quantised() && compute != ComputeType::I8 {
-            // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles do not.
+            // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles
+            // do not.
             let times = if tiles { blocks as f64 } else { 1.0 };
             beside += times * PER_UNPACKING * peak / self.figures.f32.value;
         }
@@ -297,7 +302,8 @@ impl CpuTarget {
                 + spilt;
         }
         if compute == ComputeType::Bf16 && self.isa.tiles {
-            // What the second-level cache does not keep beside panels comes from further away for each of them.
+            // Data that the second-level cache does not keep in addition to panels are read from further away
+            // for each panel.
             let far = if (rows * row_bytes) as f64 > l2 / 2.0 { rows as f64 / 4.0 } else { 0.0 };
             return PER_BLOCK_OF_TILES + rows.div_ceil(TILES) as f64 * PER_GROUP + far;
         }
@@ -312,7 +318,8 @@ impl CpuTarget {
         groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 }
     }
 
-    /// Loads that a schedule has to serve: those of experts on tiles are uneven, and the busiest of them take most of the time.
+    /// Loads that a schedule has to serve: those of experts on tiles are uneven, and the busiest of them take
+    /// most of the time.
     fn loads(&self, spec: &KernelSpec, n: usize) -> Vec<Load> {
         let Some(load) = self.load(spec, n) else { return Vec::new() };
         let is_of_experts = spec.product().is_some_and(|p| p.experts.is_some());
@@ -338,8 +345,8 @@ impl CpuTarget {
         }
     }
 
-    /// Schedules that are worth a thought for a kernel that is called with `n` valid rows: the usual one first,
-    /// then others that differ in one field.
+    /// Schedules to consider for a kernel that is called with `n` valid rows: the usual one first, then
+    /// others that differ in one field.
     pub fn candidates(&self, spec: &KernelSpec, n: usize) -> Vec<Schedule> {
         let Some(most) = self.loads(spec, n).iter().map(|l| l.rows).max() else { return Vec::new() };
         let usual = Schedule::default();
@@ -467,7 +474,8 @@ mod tests {
         let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
         // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
         assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::I8, 512).rows, 384);
-        // Panels that are enough work for all cores are multiplied by all rows at once; nothing is gained by one row.
+        // Panels that are enough work for all cores are multiplied by all rows at once; nothing is gained by
+        // one row.
         assert_eq!(chosen(2048, 8192, Format::Bf16, ComputeType::F32, 512).rows, 768);
         assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::F32, 1), Schedule::default());
         // A matrix of one panel is split between cores by rows.
@@ -518,7 +526,8 @@ mod tests {
         }
     }
 
-    /// A machine with tiles that no file describes, as `native` is on one: what it believes in, and what follows.
+    /// A machine with tiles that no file describes, as `native` is on one: what it believes in, and what
+    /// follows.
     #[test]
     fn tiles_are_scheduled_by_their_own_rate() {
         let text = |features: &str| {
@@ -536,11 +545,12 @@ mod tests {
         let (known, rates) = (target("sapphire-rapids"), tiles.figures());
         assert_eq!(rates.bf16.value, known.figures().bf16.value);
         assert!(rates.bf16.source.contains("sapphire-rapids") && rates.bf16.value > 10.0 * rates.f32.value);
-        // Bytes are multiplied as vectors, and it is said.
+        // Bytes are multiplied as vectors, and the output says so.
         assert_eq!(rates.bytes.value, 4.0 * rates.f32.value);
         assert!(rates.bytes.source.contains("not tiles"), "{}", rates.bytes.source);
 
-        // An expert's 64 rows: on vectors their arithmetic is what takes time, on tiles the reading of the weights.
+        // An expert's 64 rows: on vectors their arithmetic is what takes time, on tiles the reading of the
+        // weights.
         let spec = linear(2048, 2048, Format::Bf16, ComputeType::Bf16);
         let (fast, slow) = (tiles.estimate(&spec, 64).unwrap(), times_of(&bare(""), &spec, 64));
         assert_eq!((fast.bound(), slow.bound()), (Bound::Memory, Bound::Arithmetic));

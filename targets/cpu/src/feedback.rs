@@ -1,11 +1,13 @@
-//! Values that the blocks of a matrix share while it is packed: factors of its feedback, and which rows are outliers.
+//! Values that the blocks of a matrix share while it is packed: factors of its feedback, and which rows are
+//! outliers.
 
 use moec_codegen::pack::Feedback;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Of the matrices that have blocks left, by matrix. The first thread that needs them computes them, others wait for
-/// it, and the last block lets them go: with blocks in order there are no more than there are threads.
+/// Feedback of the matrices that have blocks left, by matrix. The first thread that needs it computes it,
+/// others wait for it, and the last block drops it. With blocks in order there are no more of them than
+/// threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Blocks of a matrix.
@@ -13,7 +15,7 @@ pub(crate) struct Shared {
     open: Mutex<BTreeMap<usize, Open>>,
 }
 
-/// A matrix on its way.
+/// A matrix whose feedback is computed or in use.
 #[derive(Debug)]
 struct Open {
     /// Blocks that are not packed yet.
@@ -26,7 +28,7 @@ struct Open {
 type Once<T> = Arc<OnceLock<Option<Arc<T>>>>;
 
 impl Shared {
-    /// For matrices of so many blocks.
+    /// Feedback for matrices with this many blocks.
     pub(crate) fn new(blocks: usize) -> Self {
         Self { blocks, open: Mutex::default() }
     }

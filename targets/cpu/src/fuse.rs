@@ -1,8 +1,9 @@
 //! Fusion of kernels: a table of rules.
 //!
-//! A step reads what another has just written, does little to it, and writes it again: a norm, a rotation, rows brought
-//! to the compute type of a matrix. Each such pass takes as long as memory takes for its rows. One kernel for both
-//! keeps the numbers in registers. Every rule leaves each sum, product and rounding as it was, so results are the same bits.
+//! A step often reads the result of another, does little to it, and writes it again: a norm, a rotation, a
+//! conversion of rows to the compute type of a matrix. Each such pass costs the memory traffic of its rows.
+//! One kernel for both keeps the numbers in registers. Every rule leaves each sum, product and rounding
+//! unchanged, so results have the same bits.
 
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
@@ -11,18 +12,18 @@ use moec_codegen::{ComputeType, NormKind, RowFormat, RowNorm};
 /// An argument of a fused kernel: that of one of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// Of the kernel that writes.
+    /// Operand of the kernel that writes.
     Writer(usize),
-    /// Of the kernel that reads.
+    /// Operand of the kernel that reads.
     Reader(usize),
 }
 
 /// Place of a fused kernel in the order of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FusePosition {
-    /// That of the kernel that writes: the other had no operand beside the result.
+    /// The place of the kernel that writes: the other had no operand but the result.
     Writer,
-    /// That of the kernel that reads, whose other operands may be there no sooner.
+    /// The place of the kernel that reads, whose other operands may not exist earlier.
     Reader,
 }
 
@@ -42,7 +43,8 @@ pub struct Fused {
 /// A kernel and which of its arguments is written by the one and read by the other.
 type End<'a> = (&'a KernelSpec, usize);
 
-/// Gives the kernel for both. The last argument says whether nothing else reads the result: it then goes nowhere.
+/// Gives the kernel for both. The last argument says whether nothing else reads the result: it then goes
+/// nowhere.
 type Rule = fn(End<'_>, End<'_>, bool) -> Option<(KernelSpec, Vec<Operand>)>;
 
 const RULES: &[(&str, FusePosition, Rule)] = &[
@@ -53,8 +55,9 @@ const RULES: &[(&str, FusePosition, Rule)] = &[
 ];
 
 impl CpuTarget {
-    /// One kernel that does what `writer` does and then `reader`, which reads the result that is the writer's argument
-    /// `writer.1` as its own argument `reader.1`. `sole`: nothing else reads it. `None`: no rule joins them.
+    /// One kernel that does what `writer` does and then `reader`, which reads the result that is the writer's
+    /// argument `writer.1` as its own argument `reader.1`. `sole`: nothing else reads it. `None`: no rule
+    /// joins them.
     pub fn fused(
         &self,
         writer: (&KernelSpec, usize),
@@ -68,7 +71,7 @@ impl CpuTarget {
     }
 }
 
-/// A norm writes the compute type of a matrix, beside its plain result where that has other readers.
+/// A norm writes the compute type of a matrix, and also its plain result if that has other readers.
 fn norm_to_compute_type(
     (writer, result): End<'_>,
     (reader, _): End<'_>,
@@ -95,7 +98,8 @@ fn norm_to_compute_type(
     Some((KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight }), args))
 }
 
-/// Gate and up write pairs of bf16, which the down projection multiplies. A group of bytes is two panels wide.
+/// Gate and up write pairs of bf16, which the down projection multiplies. A group of bytes is two panels
+/// wide.
 fn hidden_to_compute_type(
     (writer, result): End<'_>,
     (reader, _): End<'_>,

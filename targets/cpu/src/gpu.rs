@@ -1,7 +1,7 @@
 //! GPU kernels, for units that have kernels of their own: the same operators, selected as for the CPU.
 //!
-//! Few rows are multiplied by weights in f32: what a unit computes then differs from the CPU's in the order of sums alone. Many rows
-//! become bf16 for tensor cores, unless activations are exact (`arithmetic`).
+//! Few rows are multiplied by weights in f32: results then differ from the CPU's in the order of sums alone.
+//! Many rows become bf16 for tensor cores, unless activations are exact (`arithmetic`).
 
 use crate::select::{NodeView, Selection, Unsupported, Work};
 use crate::{CodegenError, CpuTarget, KernelSpec, Schedule};
@@ -21,7 +21,8 @@ pub struct GpuTarget {
 }
 
 impl GpuTarget {
-    /// Those of a generation, in NVIDIA's spelling (`sm_90`), beside a CPU; `None` for one that is not written for.
+    /// Kernels of a generation, in NVIDIA's spelling (`sm_90`), together with a CPU; `None` if the generation
+    /// is not supported.
     pub fn new(generation: &str, cpu: &CpuTarget) -> Option<Self> {
         let sm = Sm::ALL.into_iter().find(|sm| sm.name() == generation)?;
         let select = CpuTarget { isa: Isa::GPU, ..cpu.clone() };
@@ -44,18 +45,18 @@ impl GpuTarget {
     /// As [`CpuTarget::select`].
     pub fn select(&self, node: &NodeView<'_>) -> Result<Selection, Unsupported> {
         let mut selection = self.select.select(node)?;
-        // Whatever the CPU has panels for lies in rows here.
+        // Everything that the CPU stores in panels is stored in rows here.
         selection.layouts.iter_mut().for_each(|(_, layout)| *layout = Layout::Rows);
         Ok(selection)
     }
 
-    /// A kernel for calls of so many rows.
+    /// A kernel for calls with this many rows.
     pub fn kernel(&self, spec: &KernelSpec, rows: usize) -> Kernel {
         Kernel::from(spec.with_schedule(Schedule { rows, ..Schedule::default() }))
     }
 
-    /// The kernel of some work. What the runtime does on the CPU is one, too; `None` where it hangs on more than the step's
-    /// operands: on units of experts, or on the length of a prompt.
+    /// The kernel of some work. Functions of the CPU's runtime are kernels, too. `None` if the work depends
+    /// on more than the step's operands: on units of experts, or on the length of a prompt.
     pub fn kernel_of(&self, work: &Work, rows: usize) -> Option<Kernel> {
         match *work {
             Work::Kernel(ref spec) => Some(self.kernel(spec, rows)),
@@ -73,12 +74,13 @@ impl GpuTarget {
     /// Launch of a kernel.
     ///
     /// # Errors
-    /// There is no such GPU kernel.
+    /// The GPU kernel does not exist.
     pub fn launch(&self, kernel: &Kernel) -> Result<Launch, CodegenError> {
         kernel.launch()
     }
 
-    /// Grid of its work in a plan: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
+    /// Grid of its work in a plan: the place of the dispatch table of experts. Its launch gives the number of
+    /// blocks.
     pub fn grid(&self, kernel: &Kernel) -> Grid {
         match kernel {
             Kernel::Spec(spec) if spec.product().is_some_and(|p| p.experts.is_some()) => {

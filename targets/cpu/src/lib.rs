@@ -1,5 +1,5 @@
-//! The CPU backend: which kernels compute a node, object code, weight packing, the runner's
-//! source, and the executor that loads a bundle's object code into this process.
+//! The CPU backend: kernels for each node, object code, weight packing, the runner's source, and the executor
+//! that loads a bundle's object code into this process.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod arithmetic;
@@ -82,7 +82,8 @@ impl CpuTarget {
     pub fn new(device: &Device) -> Result<Self, CodegenError> {
         let machine = if device.is_native() {
             let mut machine = Machine::host()?;
-            // LLVM reads what the CPU has; the operating system may keep some of it from us (tiles, in a sandbox).
+            // LLVM reads the features of the CPU; the operating system may withhold some of them (tiles, in a
+            // sandbox).
             machine.features.retain(|f| moec_runtime::platform::cpu::missing(&[f]).is_empty());
             machine
         } else {

@@ -14,7 +14,7 @@ use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{FEW_ROWS, Format, Glu, Predictor, Type};
 
 impl CpuTarget {
-    /// Compute type of few rows with gate and up: that of whole experts where neurons know it, else exact.
+    /// Compute type of few rows with gate and up: that of whole experts if neurons support it, else exact.
     fn few_rows(&self, format: Format, rows: usize, hidden: usize) -> Result<ComputeType> {
         let usual = self.compute(format, rows)?;
         Ok(if neurons_multiply(&self.isa, format, hidden, usual) { usual } else { ComputeType::F32 })
@@ -26,7 +26,8 @@ impl CpuTarget {
         if exact || !self.isa.bf16 { ComputeType::F32 } else { ComputeType::Bf16 }
     }
 
-    /// Kernels of `neuron_ffn` whose gates are stored separately: where up and down stay on disk, `request_neurons` requests them in between.
+    /// Kernels of `neuron_ffn` whose gates are stored separately: where up and down stay on disk,
+    /// `request_neurons` requests them in between.
     pub(crate) fn split_neurons(
         &self,
         s: &mut Selection,
@@ -112,7 +113,8 @@ impl CpuTarget {
         Ok(())
     }
 
-    /// Kernels of `neuron_ffn` over the rows of a dispatch table. A predictor is used however many rows there are.
+    /// Kernels of `neuron_ffn` over the rows of a dispatch table. A predictor is used however many rows there
+    /// are.
     pub(crate) fn neuron_ffn(
         &self,
         s: &mut Selection,

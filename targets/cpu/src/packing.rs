@@ -46,16 +46,17 @@ pub enum PackError {
 /// Importance of the errors of weights, by input channel: say the mean square of what the channel carries.
 /// Grouped formats choose scales and codes by it.
 pub trait WeightImportance: fmt::Debug + Sync {
-    /// For matrix `matrix` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
-    /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
-    /// channels of that matrix matter the same.
+    /// Importance of the input channels (columns) of matrix `matrix` (0 except for experts and heads) of a
+    /// weight, by its name in the Graph: one number per channel, finite and not negative; only the
+    /// proportions count. `None`: all channels of that matrix count the same.
     fn importance(&self, weight: &str, matrix: usize) -> Option<&[f32]>;
 
-    /// For matrix `matrix` of a weight: how errors of its columns make up for each other, where that is known. It is
-    /// computed anew by every call.
+    /// For matrix `matrix` of a weight: how errors of its columns make up for each other, where that is
+    /// known. It is computed anew by every call.
     fn feedback(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>>;
 
-    /// The same for a table that is read by rows: how errors in a row's channels make up for each other in what reads it.
+    /// The same for a table that is read by rows: how errors in a row's channels make up for each other in
+    /// what reads it.
     fn table(&self, _weight: &str) -> Option<Arc<Feedback>> {
         None
     }
@@ -108,7 +109,8 @@ fn geometry(segment: &Segment) -> Option<Geometry> {
     Some(Geometry { layout: segment.layout, format: segment.format, matrices, rows, cols })
 }
 
-/// Matrices of a weight on their way into a segment, block by block. Several threads may pack blocks at a time.
+/// Matrices of a weight while they are packed into a segment, block by block. Several threads may pack blocks
+/// at a time.
 pub struct Packer<'a> {
     geometry: Geometry,
     /// Number of its first matrix in the weight.
@@ -121,8 +123,8 @@ pub struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    /// Matrices `matrices` of a weight, for its segment. `importance` tells grouped formats which errors matter; `None`: all
-    /// the same.
+    /// Matrices `matrices` of a weight, for its segment. `importance` tells grouped formats which errors
+    /// matter; `None`: all the same.
     ///
     /// # Errors
     /// A weight of four axes, or an importance that is not one of its columns.
@@ -210,7 +212,7 @@ impl Packer<'_> {
         let choose = || pack::outliers(g, matrix, weighting, &mut &*self);
         match self.shared.outliers(matrix, || choose().ok().map(Arc::from)) {
             Some(found) => Ok(Some(found)),
-            // What keeps them from being chosen is said to every block.
+            // Every block gets the error with which choosing them failed.
             None => choose().map(|found| Some(Arc::from(found))),
         }
     }
@@ -233,8 +235,8 @@ impl Rows<PackError> for &Packer<'_> {
     }
 }
 
-/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale is a
-/// number of [`Format::scales`].
+/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale
+/// is a number of [`Format::scales`].
 ///
 /// # Errors
 /// The first number that is past what the format holds.
@@ -290,8 +292,9 @@ pub fn unpack(
     Ok(())
 }
 
-/// Rounds a whole weight as it was when it was packed into `segment`, whose bytes are `packed`: grouped formats
-/// keep the scales that were chosen then, and their codes if these were rounded with feedback (`fed`).
+/// Rounds a whole weight as it was rounded when it was packed into `segment`, whose bytes are `packed`.
+/// Grouped formats keep the scales that were chosen then, and their codes if these were rounded with feedback
+/// (`fed`).
 ///
 /// # Errors
 /// A segment that is too short, or numbers that are not the whole of it.

@@ -247,7 +247,7 @@ impl CpuTarget {
                 let work = Work::Builtin(Builtin::Dispatch { rows, k, experts, partial, candidates: None });
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)] });
             }
-            // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
+            // Nodes of static graphs have no kernel: `layout` gives them a function of the runtime.
             Op::RequestExperts { .. } => {
                 return Err(Unsupported("`request_experts` is the runtime's".into()));
             }
@@ -379,7 +379,8 @@ impl CpuTarget {
         let down_compute = self.compute_type(down_format, expert_rows, inter)?;
         let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = self.rows_for(s, Role::In(0), rows, conversion);
-        // Threads write what they multiply next in its compute type. A CPU's kernels are fused later.
+        // GPU kernels write their results in the compute type of the next matrix. A CPU's kernels are fused
+        // later.
         let paired = self.isa.is_thread() && down_compute == ComputeType::Bf16;
         let out = if paired {
             RowFormat { compute: down_compute, ld: pad_row_stride(packed_words(inter, down_compute)) }

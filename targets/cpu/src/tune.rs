@@ -1,9 +1,9 @@
 //! Auto-tuned schedules: a matrix kernel in several of them, on made-up operands, in this process.
 //!
 //! A probe is the kernel on a part of its matrix: panels and experts are alike, so a few milliseconds of them
-//! tell as much as all. In a run every matrix comes from memory, because the others were there in between; so a
-//! probe's weights lie at another place of a buffer larger than the caches in every call, while rows and results
-//! stay where they are. Schedules take turns, in another order every round, and the median of each counts.
+//! are as good as all. In a run every matrix comes from memory, because others were used in between. So a
+//! probe's weights are at another place of a buffer larger than the caches in every call, while rows and
+//! results stay in place. Schedules alternate, in another order every round, and the median of each counts.
 #![expect(clippy::cast_possible_truncation, reason = "measurements: counts of calls and of rows")]
 
 use crate::{CpuTarget, Estimate, KernelSpec, Load, Unsupported};
@@ -49,7 +49,7 @@ pub enum TuneError {
     /// A kernel does not compile or load: our bug.
     #[error(transparent)]
     Kernel(#[from] CodegenError),
-    /// The caller asked to stop.
+    /// The caller cancelled it.
     #[error("interrupted")]
     Stopped,
 }
@@ -79,7 +79,7 @@ pub struct Stopwatch {
 struct Operand(Vec<Line>);
 
 impl Operand {
-    /// In huge pages where the operating system has them, as weights in memory of a run's own lie.
+    /// In huge pages if the operating system has them, as weights in a run's own memory are.
     fn words(n: usize) -> Self {
         let mut lines = Vec::with_capacity(n.div_ceil(16).max(1));
         in_huge_pages(&mut lines);
@@ -101,7 +101,7 @@ impl Operand {
     }
 }
 
-/// Requests huge pages after what is allocated and not yet written. A hint.
+/// Requests huge pages for memory that is allocated and not yet written. A hint.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn in_huge_pages(lines: &mut Vec<Line>) {
     const HUGE: usize = 2 << 20;
@@ -109,7 +109,7 @@ fn in_huge_pages(lines: &mut Vec<Line>) {
     let from = first.next_multiple_of(HUGE);
     if from + HUGE <= first + bytes {
         let at = lines.as_mut_ptr().wrapping_byte_add(from - first);
-        // SAFETY: a hint about pages that lie in the allocation; their content is not touched.
+        // SAFETY: a hint about pages inside the allocation; their content is not touched.
         unsafe { libc::madvise(at.cast(), first + bytes - from, libc::MADV_HUGEPAGE) };
     }
 }
@@ -146,7 +146,7 @@ impl Stopwatch {
         target.runs_here()?;
         let last = target.figures.last_cache.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
         let bytes = (2 * last).clamp(BUFFER[0], BUFFER[1]);
-        // No thread is bound to a core: the first is the caller's, who goes on to link with all of them.
+        // No thread is bound to a core: the first is the caller's, which then links with all of them.
         let pool = Pool::new(threads, 0, false)?;
         Ok(Self { pool, weights: Operand::words((bytes + WEIGHTS) / 4), next: 0 })
     }
@@ -156,8 +156,8 @@ impl Stopwatch {
         self.pool.threads()
     }
 
-    /// Median seconds of a probe of the kernel in each schedule, called with `n` valid rows. Takes about `time`,
-    /// or as long as three rounds take; `stop` is called before each.
+    /// Median seconds of a probe of the kernel in each schedule, called with `n` valid rows. Takes about
+    /// `time`, or as long as three rounds take; `stop` is called before each.
     ///
     /// # Errors
     /// [`TuneError::Kernel`], [`TuneError::Stopped`].
@@ -201,7 +201,8 @@ impl Stopwatch {
         Ok(times.iter_mut().map(|t| median(t)).collect())
     }
 
-    /// Work of a probe of the kernel: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`: no matrix.
+    /// Work of a probe of the kernel: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`:
+    /// no matrix.
     pub fn probed(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> Option<Estimate> {
         let probe = target.probe(spec, n, self.pool.threads())?;
         target.estimate(&probe.spec, probe.rows)
@@ -214,7 +215,7 @@ impl Stopwatch {
             self.next = 0;
         }
         let mut args: Vec<Address> = probe.operands.iter_mut().map(Operand::address).collect();
-        // SAFETY: `next` and the weights after it lie in the buffer.
+        // SAFETY: `next` and the weights after it are inside the buffer.
         let first = unsafe { self.weights.address().0.add(self.next) };
         let matrix = bytes.checked_div(probe.matrices).unwrap_or(0);
         // SAFETY: as above, for each of the matrices.
@@ -247,7 +248,7 @@ impl Stopwatch {
 }
 
 impl Probe {
-    /// Addresses of scratch for every thread. It stands after the operands of the kernel and only grows.
+    /// Addresses of scratch for every thread. It follows the operands of the kernel and only grows.
     fn scratch(&mut self, threads: usize, words: usize) -> Vec<Address> {
         let first = self.spec.args();
         self.operands.resize_with(first + threads, || Operand::words(0));

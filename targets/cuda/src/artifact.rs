@@ -8,7 +8,7 @@ use moec_runtime::{Error, Result};
 
 /// The kernels of a unit.
 pub struct Artifact {
-    /// The text, and what stands beside it.
+    /// The text, and the machine code for it.
     pub text: text::Artifact,
     /// Its module.
     pub module: Module,
@@ -24,7 +24,7 @@ const ADDRESS: u32 = 8;
 /// Reads the artifact of a unit, by its index in the plan, and decodes every kernel that the plan launches.
 ///
 /// # Errors
-/// An artifact that is missing, is no PTX that is understood, or holds not the kernels that the plan launches.
+/// An artifact that is missing, is not PTX that is understood, or lacks kernels that the plan launches.
 pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
     let text = text::read(bundle, plan, unit)?;

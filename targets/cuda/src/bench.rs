@@ -1,4 +1,4 @@
-//! A GPU of this machine, for who measures it.
+//! A GPU of this machine, for measurements.
 
 use crate::{GENERATIONS, NAME, number};
 use moec_backend::error::{Error, Result};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// The longest that a measurement may take.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// Operations of bf16 products that a multiprocessor does in a clock, by generation: NVIDIA's white papers of the A100 (1024 multiply-adds) and
-/// the H100 (2048). Of others the number depends on the GPU.
+/// Operations of bf16 products that a multiprocessor does in a clock, by generation: NVIDIA's white papers of
+/// the A100 (1024 multiply-adds) and the H100 (2048). Of others the number depends on the GPU.
 const PER_CLOCK: [(u32, f64); 2] = [(80, 2048.0), (90, 4096.0)];
 
 /// A GPU.
@@ -93,7 +93,7 @@ impl Bench for Measured {
 
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.holds(at, bytes.len() as u64)?;
-        // SAFETY: so many bytes are at both ends.
+        // SAFETY: both ends have this many bytes.
         unsafe { self.device.put(bytes.as_ptr(), at, bytes.len(), LIMIT) }.map_err(refused)?;
         self.device.wait(LIMIT).map_err(refused)
     }
@@ -107,7 +107,7 @@ impl Bench for Measured {
             let kernel =
                 self.kernels.get(call.kernel).ok_or_else(|| Error::bug("a kernel that is not there"))?;
             let blocks = call.launch.blocks(call.rows).ok_or_else(|| Error::bug("a call of no blocks"))?;
-            // SAFETY: who measures gives a kernel the addresses that it takes, with room after them.
+            // SAFETY: the caller gives a kernel the addresses that it takes, with room after them.
             unsafe { self.device.launch(*kernel, blocks, call.launch.block, &call.addresses, call.rows) }
                 .map_err(refused)?;
         }

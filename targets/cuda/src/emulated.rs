@@ -1,7 +1,8 @@
-//! A unit that is emulated: its kernels are executed on the host, in a memory that the CPU sees by copies alone.
+//! A unit that is emulated: its kernels are executed on the host, in a memory that the CPU sees by copies
+//! alone.
 //!
-//! Addresses of its memory are those of a range that is reserved and never touched, so that none is also one of the host's. A kernel
-//! that leaves that memory is stopped, with the line of its text.
+//! Addresses of its memory are in a range that is reserved and never touched, so they are never also
+//! addresses of the host. A kernel that leaves that memory is stopped, with the line of its text.
 
 use crate::NAME;
 use crate::artifact::{self, Artifact};
@@ -111,12 +112,14 @@ impl ComputeUnit for Emulated {
                 unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
             }
             [None, Some((own, at))] => {
-                // SAFETY: the caller's promise: so many bytes are there, and nothing else writes them now.
+                // SAFETY: the caller guarantees that this many bytes are there, and that nothing else writes
+                // them now.
                 let bytes = unsafe { std::slice::from_raw_parts(from.ptr(), bytes) };
                 own.memory.write(own.buffer, at, bytes);
             }
             [Some((own, at)), None] => {
-                // SAFETY: the caller's promise: so many bytes are there, and nothing else uses them now.
+                // SAFETY: the caller guarantees that this many bytes are there, and that nothing else uses
+                // them now.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(to.ptr(), bytes) };
                 own.memory.read(own.buffer, at, bytes);
             }

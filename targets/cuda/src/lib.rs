@@ -1,9 +1,9 @@
 //! The backend of NVIDIA GPUs.
 //!
-//! Its units have a memory of their own and launch GPU kernels: what an operator of theirs is the compiler writes as
-//! [`moec_ir::plan::GpuKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
-//! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees. What has NVIDIA's driver
-//! do it travels with bundles, and is a crate of its own ([`moec_cuda_unit`]).
+//! Its units have a memory of their own and launch GPU kernels: the compiler writes each of their operators
+//! as [`moec_ir::plan::GpuKernel`]s, whose PTX is in one artifact for each unit. This crate reads it back
+//! ([`artifact`]) and executes it on the host ([`Emulated`]), instruction by instruction, in a memory of its
+//! own. The code for NVIDIA's driver travels with bundles, and is a separate crate ([`moec_cuda_unit`]).
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
@@ -97,8 +97,8 @@ impl Backend for Cuda {
         Some(self)
     }
 
-    /// Operators with GPU kernels. Angles that hang on the length of a prompt are the CPU's, as are neurons one by
-    /// one, and what updates a state.
+    /// Operators with GPU kernels. Angles that depend on the length of a prompt are the CPU's, as are single
+    /// neurons, and operators that update a state.
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,

@@ -35,10 +35,11 @@ fn release(ptxas: &Path) -> Result<String> {
     Ok(format!("ptxas {release}"))
 }
 
-/// Has it assemble a text for a generation. The same release makes the same bytes of the same text, wherever it lies.
+/// Assembles a text for a generation. The same release gives the same bytes for the same text, wherever the
+/// file is.
 ///
 /// # Errors
-/// What it says of the text; that it does not start.
+/// Fails if the assembler does not start, or refuses the text.
 pub(crate) fn assemble(ptxas: &Path, generation: &str, text: &Path) -> Result<Assembled> {
     let folder = tempfile::tempdir()
         .map_err(|e| Error::environment("there is no folder for what is assembled").because(e))?;

@@ -21,17 +21,17 @@ pub struct MatmulTime {
     pub source: String,
 }
 
-/// Microseconds that contexts may take to load at the start of a program: what reading the weights of a model that fills a phone's
-/// memory takes, 16 GB at 4 GB/s.
+/// Microseconds that contexts may take to load at the start of a program: what reading the weights of a model
+/// that fills a phone's memory takes, 16 GB at 4 GB/s.
 const LOADING_US: f64 = 4e6;
 
 impl DeviceUnit {
     /// Microseconds of a product of `rows` rows with matrices of `weights` numbers; `None` where the file has
     /// no table. 0 for no rows.
     ///
-    /// The time per number is a line from entry to entry of the table. Below the first entry the line between
-    /// the first two goes on, since what is left at no rows is the reading of the weights; past the last one
-    /// the time grows with the rows.
+    /// The time per number is interpolated between the entries of the table. Below the first entry the line
+    /// between the first two continues, since the time at no rows is the reading of the weights. Past the
+    /// last one the time grows with the rows.
     pub fn matmul_us(&self, rows: f64, weights: f64) -> Option<f64> {
         let per_weight = |t: &MatmulTime| (f64::from(t.rows), t.ms * 1e3 / t.weights as f64);
         let points: Vec<(f64, f64)> = self.matmul.iter().map(per_weight).collect();
@@ -62,7 +62,8 @@ impl DeviceUnit {
         self.bandwidth_gb_per_s.as_ref().map(|f| f.value * share)
     }
 
-    /// Most contexts that are loaded within four seconds, one at least; no limit where the file states no cost.
+    /// Most contexts that are loaded within four seconds, one at least; no limit where the file states no
+    /// cost.
     pub fn most_contexts(&self) -> usize {
         let cost = self.context_cost_us.as_ref().filter(|f| f.value > 0.0);
         cost.map_or(usize::MAX, |f| ((LOADING_US / f.value) as usize).max(1))

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Reason that there is no device.
+/// Reason that a device file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No built-in device has that name.

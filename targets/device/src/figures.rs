@@ -84,7 +84,8 @@ pub struct DeviceUnit {
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Source of the unit's facts that are not figures: its cores, its generation, the organisation of its DIMMs.
+    /// Source of the unit's facts that are not figures: its cores, its generation, the organisation of its
+    /// DIMMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Microseconds to start one step.
@@ -102,7 +103,8 @@ pub struct DeviceUnit {
     /// 10⁹ bytes per second that the unit reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_gb_per_s: Option<Figure>,
-    /// Share of that bandwidth that programs achieve, where the figure is what was published and not what was measured.
+    /// Share of that bandwidth that programs achieve, where the figure is what was published and not what was
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved_bandwidth: Option<Figure>,
     /// Microseconds to load one context, a compiled artifact of static graphs, at the start of a program.
@@ -147,8 +149,8 @@ pub struct Cluster {
     pub cores: u32,
     /// Highest clock, in 10⁹ per second.
     pub ghz: Figure,
-    /// 10⁶ bytes per second that one of them reads from disk in random blocks of 4 KiB: a driver's work is a core's
-    /// (PowerInfer-2, Table 1).
+    /// 10⁶ bytes per second that one of them reads from disk in random blocks of 4 KiB: a driver's work is a
+    /// core's (PowerInfer-2, Table 1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_mb_per_s: Option<Figure>,
 }

@@ -299,7 +299,7 @@ fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     }
     let shares = u.peak.values().filter_map(|p| p.achieved.as_ref()).chain(&u.achieved_bandwidth);
     check_shares(shares).or_else(|()| bad("unit", NO_SHARE.into()))?;
-    // What is not whole would make capacities and limits that no graph has.
+    // Numbers that are not whole would give capacities and limits that no graph has.
     let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
     for (key, figure) in whole {
         if figure.as_ref().is_some_and(|f| f.value < 1.0 || f.value.fract() != 0.0) {

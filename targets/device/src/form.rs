@@ -31,7 +31,7 @@ pub enum StoredFormat {
 }
 
 impl StoredFormat {
-    /// The format of codes of so many bits.
+    /// The format of codes with this many bits.
     pub const fn of_bits(bits: usize) -> Option<Self> {
         match bits {
             8 => Some(Self::Q8),
@@ -59,8 +59,8 @@ pub enum CacheWrite {
     /// By a product with a matrix of zeros and ones, at any position.
     #[default]
     Product,
-    /// By `slice_update` at constants: a function for every place where a chunk can begin, and the product for rows that
-    /// begin elsewhere.
+    /// By `slice_update` at constants: a function for every place where a chunk can begin, and the product
+    /// for rows that begin elsewhere.
     SliceUpdate,
 }
 
@@ -68,8 +68,8 @@ pub enum CacheWrite {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphForm {
-    /// Bytes that the last axis of a tensor is padded to. Where that is more than a number has, tensors inside of a graph
-    /// are `[1, channels, 1, rows]`, and none of them may have a last axis of 1.
+    /// Bytes that the last axis of a tensor is padded to. If that is more than the size of a number, tensors
+    /// inside of a graph are `[1, channels, 1, rows]`, and none of them may have a last axis of 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_axis_bytes: Option<Figure>,
     /// Formats of weights besides f16.

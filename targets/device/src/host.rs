@@ -1,5 +1,5 @@
-//! Facts about the machine that runs the build, for `native` and for measured device files: its caches, and the rates of its
-//! matrix tiles.
+//! Facts about the machine that runs the build, for `native` and for measured device files: its caches, and
+//! the rates of its matrix tiles.
 
 use crate::{Cache, Device, Peak};
 use std::path::Path;
@@ -21,8 +21,9 @@ pub fn caches() -> Vec<Cache> {
 /// Device file whose rates of tiles were measured on such a CPU.
 const TILES: &str = "sapphire-rapids";
 
-/// Rate of the tiles (AMX) of one core in a number format (`bf16`, `int8`), for machines whose file states no rates: `native` asks
-/// the CPU what it has, not how fast it is, since two builds of one input are to give one bundle. `None`: no such format.
+/// Rate of the tiles (AMX) of one core in a number format (`bf16`, `int8`), for machines whose file states no
+/// rates. `native` detects the features of the CPU, not its speed, since two builds of one input must give
+/// one bundle. `None`: the format does not exist.
 pub fn tiles(format: &str) -> Option<Peak> {
     let device = Device::find(TILES).ok()?;
     let unit = device.units.first()?;
@@ -114,7 +115,7 @@ fn from_cpu() -> Vec<Cache> {
         .collect()
 }
 
-/// Nothing is known.
+/// Unknown on this system.
 #[cfg(not(any(target_arch = "x86_64", target_os = "macos")))]
 fn from_cpu() -> Vec<Cache> {
     Vec::new()
@@ -137,7 +138,8 @@ mod tests {
     #[test]
     fn tiles_have_rates_of_a_measured_machine() {
         let rate = |format: &str| tiles(format).map(|p| p.gops);
-        // Sixteen cycles for a product of 16 by 16 by 64 bytes: 1024 operations per cycle in bf16, 2048 in int8.
+        // Sixteen cycles for a product of 16 by 16 by 64 bytes: 1024 operations per cycle in bf16, 2048 in
+        // int8.
         assert!(rate("bf16").is_some_and(|g| (2000.0..4096.0).contains(&g)), "{:?}", rate("bf16"));
         assert!(rate("int8").zip(rate("bf16")).is_some_and(|(i, b)| i > 1.5 * b && i < 2.5 * b));
         assert!(tiles("bf16").is_some_and(|p| p.source.contains("measured")) && tiles("f64").is_none());

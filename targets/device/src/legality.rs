@@ -3,8 +3,8 @@
 use crate::{Device, DeviceUnit, UnitKind};
 use serde::{Deserialize, Serialize};
 
-/// A row of a table of operations: what a kind of operation is called there, whether the unit has it, and which
-/// operators of the Graph are of that kind.
+/// A row of a table of operations: the name of a kind of operation there, whether the unit has it, and the
+/// operators of the Graph of that kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Legality {
@@ -15,7 +15,8 @@ pub struct Legality {
     /// Operators of the Graph, by their text-form names (`expert_ffn`), or of the unit's backend (`conv1x1`).
     #[serde(default)]
     pub ops: Vec<String>,
-    /// The operator that the backend makes of these: the unit runs them in that form alone. None: as they are.
+    /// The operator that the backend makes of these: the unit runs them in that form alone. None: as they
+    /// are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form: Option<String>,
     /// Source.
@@ -28,7 +29,8 @@ impl DeviceUnit {
         self.legality.iter().find(|row| row.ops.iter().any(|o| o == op))
     }
 
-    /// The operator that another must be rewritten to before the unit runs it; none: it runs it as it is, or not at all.
+    /// The operator that another must be rewritten to before the unit runs it; none: it runs it as it is, or
+    /// not at all.
     pub fn form(&self, op: &str) -> Option<&str> {
         self.row(op).filter(|row| row.legal)?.form.as_deref()
     }
@@ -38,8 +40,8 @@ impl DeviceUnit {
         self.is_legal(op) && self.form(op).is_none()
     }
 
-    /// Whether the unit may run an operator, by its name in the Graph, be it in another form. A unit with no table runs
-    /// everything; one with a table only what a legal row of it names.
+    /// Whether the unit may run an operator, by its name in the Graph, possibly in another form. A unit
+    /// without a table runs everything; one with a table only the operators of its legal rows.
     pub fn is_legal(&self, op: &str) -> bool {
         self.legality.is_empty() || self.row(op).is_some_and(|row| row.legal)
     }

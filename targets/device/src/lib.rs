@@ -32,7 +32,7 @@ pub use silicon::{Measured, measured};
 
 use serde::{Deserialize, Serialize};
 
-/// Value of [`Device::cpu`] and [`Device::triple`] that stands for the machine that runs the build.
+/// Value of [`Device::cpu`] and [`Device::triple`] for the machine that runs the build.
 pub const NATIVE: &str = "native";
 
 /// A device description, checked.
@@ -136,8 +136,8 @@ impl Device {
         }
     }
 
-    /// Name of the CPU's memory: the one that it names, else the first that no other unit names. `None` where the file names
-    /// none.
+    /// Name of the CPU's memory: the one that it names, else the first that no other unit names. `None` where
+    /// the file names none.
     pub fn cpu_memory(&self) -> Option<&str> {
         let own = self.units.iter().find(|u| u.kind == UnitKind::Cpu).and_then(|u| u.memory.as_deref());
         let taken = |name: &str| self.units.iter().any(|u| u.memory.as_deref() == Some(name));
@@ -161,7 +161,7 @@ impl Device {
         self.is_native() || is_host(&self.triple)
     }
 
-    /// Whether the description stands for the machine that runs the build.
+    /// Whether the description is for the machine that runs the build.
     pub fn is_native(&self) -> bool {
         self.cpu == NATIVE
     }

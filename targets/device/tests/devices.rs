@@ -162,7 +162,8 @@ fn costs_follow_the_table_of_times() {
     assert_eq!(DeviceUnit::default().matmul_us(1.0, 1.0), None);
 }
 
-/// Published rates, and those from clocks and widths, are bounds that programs do not reach: a model predicts with the share that they do.
+/// Published rates, and those from clocks and widths, are bounds that programs do not reach: a model predicts
+/// with the share that they do.
 #[test]
 fn published_rates_are_derated() {
     let published = [
@@ -218,7 +219,8 @@ fn sources(text: &str) -> Vec<std::ops::Range<usize>> {
     text.match_indices(KEY).map(|(at, _)| at..end(at + KEY.len())).collect()
 }
 
-/// Units that state facts that are no figures (cores, the generation of a GPU, the organisation of DIMMs), and not where they come from.
+/// Units that state facts that are no figures (cores, the generation of a GPU, the organisation of DIMMs),
+/// and not where they come from.
 fn unsourced(d: &Device) -> Vec<&str> {
     let states = |u: &&DeviceUnit| u.cores.is_some() || u.sm.is_some() || u.dimms.is_some();
     d.units.iter().filter(states).filter(|u| u.source.is_none()).map(|u| &*u.name).collect()

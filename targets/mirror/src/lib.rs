@@ -1,8 +1,8 @@
 //! A modelled unit with a memory of its own: what a GPU is to a plan, on a machine that has none.
 //!
-//! It executes the CPU's kernels on its own copies of weights, states and values. What it computes is therefore the
-//! CPU's to the bit, and what a plan gets wrong about memories shows: an address outside of the unit's memory is refused
-//! before a kernel sees it, and every byte in there has come by a copy.
+//! It executes the CPU's kernels on its own copies of weights, states and values. So its results are the
+//! CPU's to the bit, and mistakes of a plan about memories are found. An address outside of the unit's memory
+//! is refused before a kernel runs, and all data in it has come by a copy.
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 

@@ -10,8 +10,8 @@
 //! | 4 | how many experts follow |
 //! | 4 + 4 + 4 + n | of each: its number, its DIMM, n, and the binary form of its stream ([`moec_ndp_isa::encode`]) |
 //!
-//! Experts stand in ascending order, and all streams are for the same machine. Of these bytes there is one form: what
-//! [`decode`] accepts is what [`encode`] gives for it.
+//! Experts are in ascending order, and all streams are for the same machine. The encoding is unique:
+//! [`encode`] gives back exactly the bytes that [`decode`] accepts.
 
 use crate::allot::DimmConfig;
 use moec_ir::plan::StreamSet;
@@ -25,8 +25,8 @@ pub const MAGIC: [u8; 8] = *b"moecdimm";
 pub const VERSION: u32 = 1;
 /// Most experts of a layer.
 pub const MAX_EXPERTS: u32 = 1 << 12;
-/// End of the name of a stream whose expert begins striped over all DIMMs, as those in a GPU's memory do: it is executed when
-/// the expert has been moved to one DIMM.
+/// End of the name of a stream whose expert begins striped over all DIMMs, as experts in a GPU's memory do.
+/// It is executed when the expert has been moved to one DIMM.
 pub const STRIPED: &str = ".striped";
 /// Most bytes of a stream.
 pub const MAX_STREAM: u32 = 1 << 20;
@@ -84,7 +84,7 @@ pub enum ArtifactError {
         /// Largest allowed number.
         most: u32,
     },
-    /// An expert that stands after a later one, or twice.
+    /// An expert that follows a later one, or is listed twice.
     #[error("expert {expert} stands after expert {before}: they ascend")]
     Order {
         /// The expert.
@@ -125,8 +125,8 @@ pub enum ArtifactError {
 /// The bytes of an artifact.
 ///
 /// # Errors
-/// An artifact that [`decode`] would refuse: experts that do not ascend, streams for several machines or without a binary form,
-/// or too many of either.
+/// An artifact that [`decode`] would refuse: experts that do not ascend, streams for several machines or
+/// without a binary form, or too many of either.
 pub fn encode(artifact: &Artifact) -> Result<Vec<u8>, ArtifactError> {
     let count = at_most("experts", artifact.experts.len() as u64, MAX_EXPERTS)?;
     let mut bytes = MAGIC.to_vec();
@@ -189,7 +189,7 @@ pub fn decode(bytes: &[u8]) -> Result<Artifact, ArtifactError> {
 /// Reads the streams of a set, and holds them against what the plan says of it.
 ///
 /// # Errors
-/// For people: a file that cannot be read, is not as it was built, or is none of this set.
+/// For people: a file that cannot be read, differs from the build, or is not of this set.
 pub fn open(bundle: &BundleReader, set: &StreamSet) -> Result<Artifact, String> {
     let bytes = bundle.read(&set.artifact, regular::STREAMS).map_err(|e| e.to_string())?;
     let artifact = decode(&bytes).map_err(|e| e.to_string())?;

@@ -1,7 +1,7 @@
-//! The backend's row: what the compiler requires of it.
+//! The backend as the compiler uses it.
 //!
-//! The streams of a layer's experts lie in one file ([`crate::artifact`]), which says besides where each expert begins. An expert
-//! is read as the CPU's kernels have it packed, so no weight is stored twice.
+//! The streams of a layer's experts are in one file ([`crate::artifact`]), which also says where each expert
+//! begins. An expert is read in the packing of the CPU's kernels, so no weight is stored twice.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, and rows of a memory system")]
 
 mod check;
@@ -44,7 +44,7 @@ pub struct Ndp;
 /// The DIMMs that a device file describes.
 ///
 /// # Errors
-/// The key that is wrong or missing, and what is expected.
+/// The key that is wrong or missing, and the expected value.
 pub fn dimm_config(unit: &DeviceUnit) -> Result<(DimmConfig, &Dimms, Timing), Flaw> {
     let missing = || Flaw::new("unit.dimms", "a unit of the backend `ndp` says which DIMMs it has");
     let dimms = unit.dimms.as_ref().ok_or_else(missing)?;
@@ -159,7 +159,7 @@ impl CommandStreams for Ndp {
         let curve = machine::times(&program, &Bus::new(&dimm_config, timing, Options::default()), rows);
         let bytes = (image.lines * u64::from(LINE)) as f64;
         let channel = machine::channel(&dimm_config, timing, Options::default());
-        // Every channel brings its share of what lies over all of them.
+        // Every channel reads its share of striped experts.
         let striped = image.lines.div_ceil(u64::from(dimm_config.system.channels.max(1)));
         let us = |way: Way, lines: u64| timing.microseconds(channel.stream_cycles(way, lines));
         Ok(StreamCosts {
@@ -212,7 +212,7 @@ impl CommandStreams for Ndp {
                     u32::try_from(module).map_or(allot::DramLayout::Striped, allot::DramLayout::Localized);
                 let at = allot::Expert { layer: number, number: expert };
                 let rows = all.allot(at, layout).map_err(|e| limit(&e))?.rows.clone();
-                // Who lies over all DIMMs has the stream that it runs once it is brought into one.
+                // A striped expert has the stream that it runs once it is moved to one DIMM.
                 let dimm = u32::try_from(module).unwrap_or(0);
                 let local = local_rows(&shape, &dimm_config, all.boxes(), layout, &rows);
                 let mut stream = emit(&shape, &dimm_config, dimm, local, all.boxes(), Output::Slots)
@@ -261,11 +261,11 @@ impl CommandStreams for Ndp {
     }
 }
 
-/// Comment before such a stream.
+/// Comment before the stream of a striped expert.
 const NOTE: &str = "; the expert begins striped over all DIMMs: `dimm` and the rows of `expert` are set when it is moved to one\n";
 
-/// The row sets of a stream: those of its expert, or, where that lies over all DIMMs, the first after the boxes: it gets
-/// others when it comes into a module.
+/// The row sets of a stream: those of its expert, or, for a striped expert, the first after the boxes: it
+/// gets others when it moves to a DIMM.
 fn local_rows(
     shape: &Shape,
     dimm_config: &DimmConfig,

@@ -1,9 +1,9 @@
 //! Reference of an expert in a DIMM, which the machine is held against, bit by bit.
 //!
-//! It knows nothing of streams, tiles or engines, and shares no code with what executes them. The arithmetic is that of
-//! `docs/ndp-isa.md`: activations are rounded to bf16; of every 64 inputs in a row the products, in f32, are added by halves,
-//! and their sums one after the other to the bias, or to zero; the gate's function is found in f64 and rounded to f32, its
-//! product with up is one of f32, and what comes out of it is rounded to bf16.
+//! It knows nothing of streams, tiles or engines, and shares no code with their executor. The arithmetic is
+//! that of `docs/ndp-isa.md`. Activations are rounded to bf16. Of every 64 inputs in a row the products, in
+//! f32, are added by halves, and their sums one after the other to the bias, or to zero. The gate's function
+//! is computed in f64 and rounded to f32; its product with up is in f32, and the result is rounded to bf16.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "an evaluator and simulator: numbers are rounded, places were checked"

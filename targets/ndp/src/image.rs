@@ -1,8 +1,9 @@
 //! The bytes of one expert in a DIMM.
 //!
-//! `[gate_up panels][down panels][gate_up bias, f32][down bias, f32]`. Panels are those of packed segments of 32 columns
-//! ([`moec_ir::plan::Layout`]), so that a weight comes into a DIMM as it lies in the bundle, and the CPU can read what a
-//! unit reads. Every part is whole lines: a record of a panel is two of them, and biases are as long as their panels are wide.
+//! `[gate_up panels][down panels][gate_up bias, f32][down bias, f32]`. Panels are those of packed segments of
+//! 32 columns ([`moec_ir::plan::Layout`]). So a weight is copied into a DIMM as it is in the bundle, and the
+//! CPU can read the unit's data. Every part is whole lines: a record of a panel is two of them, and biases
+//! are as long as their panels are wide.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
@@ -18,7 +19,7 @@ pub const MAX_CHANNELS: u32 = 1 << 20;
 /// Lines of the sums of one panel, in f32.
 pub(crate) const SUM_LINES: u64 = (PANEL * 4 / LINE) as u64;
 
-/// Whether streams read weights that lie so.
+/// Whether streams read weights with that layout.
 pub fn is_read(layout: Layout) -> bool {
     matches!(layout, Layout::Panels { nr: PANEL } | Layout::GluPanels { nr: PANEL })
 }
@@ -54,7 +55,8 @@ pub struct Image {
     pub gate_up: Matrix,
     /// Down.
     pub down: Matrix,
-    /// First line of the biases of gate and up, `32·panels` f32 in the order of the panels, and of those of down.
+    /// First line of the biases of gate and up, `32·panels` f32 in the order of the panels, and of those of
+    /// down.
     pub biases: Option<(u64, u64)>,
     /// Lines in all.
     pub lines: u64,
@@ -84,7 +86,7 @@ pub enum ImageError {
         part: &'static str,
         /// Bytes that are there.
         found: u64,
-        /// Bytes that the shape requests.
+        /// Bytes that the shape requires.
         want: u64,
     },
     /// Biases for a shape without, or none for one with them.

@@ -15,8 +15,8 @@ pub(crate) const SUBCOMMAND: Subcommand = Subcommand { command: Args::command, r
 
 /// Run a trace of requests through the model of DDR5 memory
 ///
-/// Each line of the trace is one request for 64 bytes: `R|W channel rank bankgroup bank row column`. The report
-/// says at which clocks of the memory bus reads and writes were issued (docs/ndp-dram.md).
+/// Each line of the trace is one request for 64 bytes: `R|W channel rank bankgroup bank row column`. The
+/// report says at which clocks of the memory bus reads and writes were issued (docs/ndp-dram.md).
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "ndp-sim")]
 struct Args {

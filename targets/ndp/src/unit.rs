@@ -1,9 +1,9 @@
 //! The unit of the runtime: DIMMs that execute the NDP command streams of a bundle, simulated.
 //!
-//! What it computes goes through the simulated DRAM, line by line: an expert's weights are written there when a step first needs
-//! them, in the module and the rows that the artifact names; rows come into the inbox of the module whose expert they chose, as
-//! bf16; the expert's stream runs; and its results are read from the outbox. An expert that is given another place is moved by
-//! the commands that move it ([`crate::emit::transfer`]).
+//! All data goes through the simulated DRAM, line by line. An expert's weights are written there when a step
+//! first needs them, in the module and the rows that the artifact names. Rows are written to the inbox of the
+//! module whose expert they chose, as bf16; the expert's stream runs; and its results are read from the
+//! outbox. An expert with a new place is moved by the commands of [`crate::emit::transfer`].
 #![expect(
     clippy::cast_possible_truncation,
     reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
@@ -130,7 +130,8 @@ impl Machine {
             .read(&here(boxes.outbox.clone()), line(shape.output_lines()), &mut results)
             .map_err(|e| fault(&e))?;
         for (slot, row) in (first..end).zip(results.chunks_exact(output)) {
-            // SAFETY: the verifier has found a row of `hidden` numbers there for every slot, which nothing else uses now.
+            // SAFETY: the verifier has found a row of `hidden` numbers there for every slot, which nothing
+            // else uses now.
             let y = unsafe { std::slice::from_raw_parts_mut(step.y.of::<f32>().add(slot * hidden), hidden) };
             for (y, bytes) in y.iter_mut().zip(row.chunks_exact(4)) {
                 *y = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -147,8 +148,8 @@ impl Machine {
         }
         let fault =
             |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
-        // SAFETY: the tables have an address for each expert, whose packed matrix has so many bytes; biases are whole segments
-        // with a row for each expert, in f32.
+        // SAFETY: the tables have an address for each expert, whose packed matrix has this many bytes; biases
+        // are whole segments with a row for each expert, in f32.
         let (gate_up, down, biases) = unsafe {
             let matrix = |i: usize| {
                 let address = step.matrices[i].of::<Addr>().add(expert).read();
@@ -205,7 +206,7 @@ impl Machine {
             }
             DramLayout::Striped => None,
         };
-        // What no step has requested is written where it lives by then.
+        // An expert that no step has requested is written to its current place.
         if self.written[set.layer as usize][expert] {
             let stream = transfer(&set.shape, self.dimms.dimm_config(), moved).map_err(|e| fault(&e))?;
             let transfer = Commands::new(stream).map_err(|e| fault(&e))?;
@@ -240,7 +241,7 @@ impl ComputeUnit for DimmUnit {
             let first = experts.first().map(|e| &e.stream).ok_or_else(|| bad(&"no experts"))?;
             let (dimm_config, slots) =
                 (DimmConfig { system: first.system, geometry: first.geometry }, first.slots);
-            // How the halves join is the streams' affair.
+            // The streams define how the halves join.
             let glu = moec_ir::Glu::Gated(moec_ir::Activation::Silu);
             let shape = Shape { hidden: set.hidden, inner: set.inner, glu, bias: set.bias };
             let starts = starts(program, set.layer);
@@ -355,7 +356,8 @@ fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), S
     Ok(())
 }
 
-/// The module of each expert of a layer when the first step begins, where experts are scheduled; −1: it lies over all of them.
+/// The module of each expert of a layer when the first step begins, if experts are scheduled; −1: it is
+/// striped over all of them.
 fn starts(program: &Program, layer: u32) -> Option<Vec<i32>> {
     let (_, of) = program.experts.of_layer(Some(layer)).filter(|_| !program.experts.policy.is_fixed())?;
     Some(of.dimms.clone())

@@ -1,7 +1,8 @@
 //! Networks as graphs of QNN's library, which compiles and executes them where it is installed.
 //!
-//! The library wants more of some operators than ONNX does: the second factor of a product, and the gain of a norm, have
-//! zero in the middle of their codes, which [`crate::quant::coded`] sees to; a norm has a third operand, of zeros.
+//! The library requires more of some operators than ONNX does. The second factor of a product, and the gain
+//! of a norm, must have zero in the middle of their codes, as [`crate::quant::coded`] ensures; a norm has a
+//! third operand, of zeros.
 
 use crate::exec::{ExecError, static_bytes};
 use crate::net::{Dtype, Network, Node, Op, Quant, Scale, Tensor, TensorId, unpack_nibbles};
@@ -37,7 +38,7 @@ pub enum ComposeError {
 
 type Result<T> = std::result::Result<T, ComposeError>;
 
-/// A verified network as a graph; static numbers that lie in files are read from `files`.
+/// A verified network as a graph; static numbers in files are read from `files`.
 ///
 /// # Errors
 /// A type or an extent that the library has not; numbers that cannot be read.

@@ -1,9 +1,9 @@
 //! Ranges of activations on real rows, and how much wider their codes should reach.
 //!
-//! Too narrow a range saturates and dominates every other error; too wide a one wastes codes. So margins are measured:
-//! rows of one half of a text give ranges, and those of the other half say which of a few margins lets nothing
-//! through. What one half lacks for the other, both lack for what is in neither: the margin widens the range of both
-//! together. [`Watch`] collects it from runs in f32.
+//! A range that is too narrow saturates and dominates every other error; one that is too wide wastes codes.
+//! So margins are measured: rows of one half of a text give ranges, and rows of the other half show the
+//! smallest margin without saturation. Unseen text is expected to exceed both halves by as much as one half
+//! exceeds the other: the margin widens the range of both together. [`Watch`] collects it from runs in f32.
 #![expect(clippy::cast_possible_truncation, reason = "bins of a histogram")]
 
 use crate::exec::{ExecError, Executor, Outcome, Values};
@@ -49,8 +49,8 @@ impl ObservedRange {
         }
     }
 
-    /// The smallest margin with which nothing of the held rows is cut; none if even the largest cuts. What is small beside
-    /// the activation's own width is not looked at: an end near zero says nothing by its factor.
+    /// The smallest margin with which nothing of the held rows is cut; none if even the largest cuts. What is
+    /// small beside the activation's own width is not looked at: an end near zero says nothing by its factor.
     pub fn margin(&self) -> Option<f32> {
         let slack = self.slack();
         let holds = |margin: &f32| {
@@ -64,7 +64,7 @@ impl ObservedRange {
     pub fn all(&self) -> Range {
         let both = self.range.and(self.held);
         let slack = self.slack();
-        // What is never below zero, as after a Relu, stays there.
+        // An end of exactly zero, as after a Relu, stays zero.
         let end = |seen: f32, slack: f32| if seen == 0.0 { 0.0 } else { slack };
         both.and(Range { least: end(both.least, slack.least), most: end(both.most, slack.most) })
     }
@@ -74,7 +74,8 @@ impl ObservedRange {
         Range { least: -slack, most: slack }
     }
 
-    /// A magnitude that at most a share of all numbers exceed, to an eighth of a power of two; 0 where nothing was seen.
+    /// A magnitude that at most a share of all numbers exceed, to an eighth of a power of two; 0 where
+    /// nothing was seen.
     pub fn quantile(&self, exceed: f64) -> f32 {
         let allowed = (self.count as f64 * exceed) as u64;
         let mut above = 0;
@@ -100,7 +101,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Runs a network in f32 on some rows; gives what it gives. `held`: they measure margins, and give no ranges.
+    /// Runs a network in f32 on some rows; returns its results. `held`: the rows measure margins, and give no
+    /// ranges.
     ///
     /// # Errors
     /// Inputs that do not fit.
@@ -117,8 +119,9 @@ impl Watch {
         &self.seen
     }
 
-    /// Observed range of both halves, each activation widened by its margin, or by `headroom` where that is more. It should be more
-    /// than 1: codes err, and what is often at the end of a range, as the lowest point of SiLU is, is then beyond it.
+    /// Observed range of both halves, each activation widened by its margin, or by `headroom` if that is
+    /// more. It should be more than 1: codes have errors, and values at the end of a range, such as the
+    /// lowest point of SiLU, would then be outside.
     pub fn ranges(&self, headroom: f32) -> Ranges {
         let last = MARGINS[MARGINS.len() - 1];
         let of = |seen: &ObservedRange| seen.all().widened(seen.margin().unwrap_or(last).max(headroom));

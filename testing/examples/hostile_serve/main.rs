@@ -1,5 +1,5 @@
-//! Plays hostile requests, files and clients against `moec run BUNDLE serve`, and prints what came of each: `cargo xtask hostile-requests`
-//! builds a bundle and runs this.
+//! Plays hostile requests, files and clients against `moec run BUNDLE serve`, and prints what came of each:
+//! `cargo xtask hostile-requests` builds a bundle and runs this.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 #[path = "../../hostile/mod.rs"]

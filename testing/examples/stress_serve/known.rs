@@ -1,4 +1,4 @@
-//! Requests whose answers are known: what one process by itself answers.
+//! Requests with known answers: those of a single process.
 
 use crate::clients::{Answer, CHAT, COMPLETIONS, Case, GAP, Model, Random};
 use crate::{Args, BODY};
@@ -42,7 +42,7 @@ struct Judged {
 }
 
 impl Known {
-    /// Queries a server that has nothing else to do, and holds its answers against those of `run generate` and `run chat`.
+    /// Queries an idle server, and compares its answers with those of `run generate` and `run chat`.
     pub(crate) fn of(args: &Args) -> Result<Self, String> {
         let server = args.serve(true)?;
         let text =
@@ -76,7 +76,8 @@ impl Known {
         Ok(Self { all: Arc::new(all), exact: false, judged: Judged::default() })
     }
 
-    /// The same for one half of the time: nothing is judged yet. `exact`: whether answers must be the same to the bit.
+    /// The same for one half of the time, before any comparison. `exact`: whether answers must be the same to
+    /// the bit.
     pub(crate) fn exact(&self, exact: bool) -> Self {
         Self { all: Arc::clone(&self.all), exact, judged: Judged::default() }
     }

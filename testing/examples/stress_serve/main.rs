@@ -1,9 +1,10 @@
-//! Clients that come and go at random ask `BUNDLE/run serve`, and what it promises is held: `cargo xtask stress-serve` builds a bundle
-//! and runs this.
+//! Clients that come and go at random query `BUNDLE/run serve`, and its guarantees are checked: `cargo xtask
+//! stress-serve` builds a bundle and runs this.
 //!
-//! Half of the time the server runs with `--exact`, half of it without. Every answer that is awaited is compared with that of a
-//! process of its own, `run generate` or `run chat` ([`known`]); memory is looked at all the while ([`memory`]); at the end every slot
-//! is free, and a signal lets an answer come to its end.
+//! Half of the time the server runs with `--exact`, half of it without. Every answer that a client waits for
+//! is compared with that of a separate process, `run generate` or `run chat` ([`known`]). Memory is watched
+//! all the while ([`memory`]). At the end every slot is free, and after a signal the server finishes an
+//! answer.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 const CLIENTS: u32 = 64;
 /// Bytes that a body may have.
 const BODY: usize = 64 << 10;
-/// Time that a server may take for what it has to do at once, while 64 others ask.
+/// Time limit for an immediate answer of the server, while 64 others send requests.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Arguments of the command line.
@@ -114,7 +115,7 @@ fn half(args: &Args, known: &Known) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether every slot is free again: the figures say so, and a request for all of them is answered.
+/// Whether every slot is free again: the metrics report it, and a request for all of them is answered.
 fn slots(at: &str, known: &Known) -> Result<String, String> {
     let start = Instant::now();
     while metric(at, "moec_sequences_running")? + metric(at, "moec_sequences_waiting")? > 0.0 {

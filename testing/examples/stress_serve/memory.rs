@@ -1,4 +1,4 @@
-//! Memory of the server: looked at all the while, and held against what it promises.
+//! Memory of the server: watched all the while, and compared with its limits.
 
 use crate::Args;
 use moec_testing::server::memory;
@@ -10,9 +10,11 @@ use std::time::Duration;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Memory of the server beside what `run info` names, as docs/serve.md says: the program, the tokenizer, and what 64 clients say and hear.
+/// Memory of the server in addition to that in `run info`, as docs/serve.md says: the program, the tokenizer,
+/// and the messages of 64 clients.
 const OWN: u64 = 48 << 20;
-/// Allowed growth from the first quarter to the last: what allocators keep for threads that come and go.
+/// Allowed growth from the first quarter to the last: memory that allocators keep for threads that come and
+/// go.
 const GROWTH: u64 = 4 << 20;
 
 /// Looks at a process until it is stopped.
@@ -43,17 +45,17 @@ impl Watch {
     }
 }
 
-/// Bytes that `run info` says a run takes.
+/// Bytes of a run, from `run info`.
 pub(crate) fn promised(args: &Args) -> Result<u64, String> {
     let out = std::process::Command::new(&args.run).args(["info", "--json"]).output();
     let out = out.map_err(|e| e.to_string())?;
     let info: Value = serde_json::from_slice(&out.stdout).map_err(|e| format!("`run info`: {e}"))?;
     let of = |name: &str| info["memory"][name].as_u64().ok_or_else(|| format!("`run info` has no {name}"));
-    // As many threads as `Args::subcommand` says.
+    // Two threads, as in `Args::subcommand`.
     Ok(of("arena_bytes")? + 2 * of("scratch_bytes_per_thread")? + of("weight_bytes")? + of("kv_bytes")?)
 }
 
-/// Holds what was seen against what is promised, and says both.
+/// Compares the observed memory with the limit, and reports both.
 pub(crate) fn hold(seen: &[u64], promised: u64) -> Result<String, String> {
     let quarter = seen.len() / 4;
     let (Some(&peak), true) = (seen.iter().max(), quarter > 0) else {

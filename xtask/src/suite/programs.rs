@@ -31,7 +31,7 @@ pub(super) struct Program {
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) program: Program,
-    /// The only test; `None` stands for all of them.
+    /// The only test; `None`: all of them.
     pub(super) only: Option<String>,
     /// Whether nothing may run beside it.
     pub(super) alone: bool,
@@ -60,7 +60,7 @@ impl Program {
         command
     }
 
-    /// Name for people of a group of its tests: a module of the end-to-end program stands for a program.
+    /// Name for people of a group of its tests: a module of the end-to-end program counts as a program.
     fn group(&self, test: &str) -> String {
         match test.split_once("::") {
             Some((module, _)) if self.test == END_TO_END => module.to_owned(),
@@ -75,15 +75,15 @@ impl Program {
         Ok(said.lines().filter_map(|l| Some(l.strip_suffix(": test")?.to_owned())).collect())
     }
 
-    /// Whether its tests are started one by one: where they take their time. Those of the libraries are over sooner than a
-    /// program starts.
+    /// Whether its tests are started one by one: where they take their time. Those of the libraries are over
+    /// sooner than a program starts.
     fn is_split(&self) -> bool {
         self.test == END_TO_END || APART.iter().any(|(name, _)| *name == self.name())
     }
 }
 
-/// Folder of the linker that rustc carries. C compilers that look there link `run` of the tests' bundles, of which there are hundreds,
-/// in a fifth of the time.
+/// Folder of the linker that rustc carries. C compilers that look there link `run` of the tests' bundles, of
+/// which there are hundreds, in a fifth of the time.
 fn lld() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let find = || {
@@ -100,7 +100,7 @@ impl Job {
         if test.is_empty() { program } else { format!("{program} {test}") }
     }
 
-    /// Its test without the module that stands for a program; empty for all tests.
+    /// Its test without the module that counts as a program; empty for all tests.
     fn test(&self) -> &str {
         let test = self.only.as_deref().unwrap_or_default();
         let module = self.program();
@@ -173,7 +173,7 @@ pub(crate) fn files(llvm: &Llvm, names: &[&str]) -> Result<Vec<PathBuf>, Failed>
     names.iter().map(file).collect()
 }
 
-/// Cargo's arguments for the programs of these names: none, which stands for all, where a name may be that of a test.
+/// Cargo's arguments for the programs with these names; none, which means all, if a name may be a test's.
 fn targets(names: &[&str]) -> Vec<String> {
     let (mut tests, mut units) = (BTreeSet::new(), false);
     for name in names {
@@ -189,7 +189,8 @@ fn targets(names: &[&str]) -> Vec<String> {
             None => return Vec::new(),
         }
     }
-    // Of all packages, so that they have the features that they always have; what has a `main` of its own has no unit tests.
+    // Of all packages, so that they have the features that they always have; what has a `main` of its own has
+    // no unit tests.
     let units = if units { &["--exclude", "moec-prebuilt", "--lib", "--bins"][..] } else { &[] };
     let tests = tests.into_iter().flat_map(|test| ["--test", test]);
     units.iter().copied().chain(tests).map(str::to_owned).collect()
@@ -234,7 +235,7 @@ fn string(json: &str, key: &str) -> Option<String> {
     }
 }
 
-/// The jobs that were requested, and the names of those that only `--all` runs.
+/// The requested jobs, and the names of those that only `--all` runs.
 pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<(Vec<Job>, Vec<String>), Failed> {
     let (mut jobs, mut groups) = (Vec::new(), BTreeSet::new());
     for program in programs {

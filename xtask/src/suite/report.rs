@@ -1,4 +1,5 @@
-//! Report of a run for people: a line for every job, and at the end what failed, what could not run, what took longest.
+//! Report of a run for people: a line for every job, and at the end what failed, what could not run, what
+//! took longest.
 
 use super::programs::Job;
 use super::usage;

@@ -39,8 +39,8 @@ pub(super) fn workers() -> usize {
     free.map_or(cores, |kib: u64| cores.min((kib * 1024 / MEMORY).max(1) as usize))
 }
 
-/// Runs all jobs, those that took longest the last time first, and those that must be alone last. `every` combination is tried, or
-/// each pair.
+/// Runs all jobs, those that took longest the last time first, and those that must be alone last. `every`
+/// combination is tried, or each pair.
 pub(super) fn all(jobs: Vec<Job>, workers: usize, every: bool) -> Result<Vec<Outcome>, Failed> {
     let failed = |e: std::io::Error| Failed::new(format!("`{}` cannot be written: {e}", reports().display()));
     fs::create_dir_all(reports()).map_err(failed)?;
@@ -101,7 +101,8 @@ fn one(job: Job, every: bool) -> Outcome {
     Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
 }
 
-/// Exit status of a job; one that goes on for ever is killed. `cores` gets the core-seconds that it had at its last look.
+/// Exit status of a job; one that goes on for ever is killed. `cores` gets the core-seconds that it had at
+/// its last look.
 fn ended(job: &Job, log: &Path, every: bool, cores: &mut f64) -> std::io::Result<ExitStatus> {
     let file = File::create(log)?;
     let mut command = job.command();

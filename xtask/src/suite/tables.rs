@@ -1,7 +1,7 @@
 //! Facts about single tests for the runner.
 
-/// Tests that measure time, or use every core by themselves: program, test (empty: all of its tests), why. They run one by one,
-/// after the others.
+/// Tests that measure time, or use every core by themselves: program, test (empty: all of its tests), why.
+/// They run one by one, after the others.
 pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("measure", "", "it measures"),
     ("tune", "", "it measures"),
@@ -19,8 +19,8 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
 ];
 
-/// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds most of what they would.
-/// `cargo xtask test --all` runs them.
+/// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds
+/// most of what they would. `cargo xtask test --all` runs them.
 pub(super) const SLOW: &[(&str, &str, &str)] = &[
     (
         "reproducible",
@@ -91,7 +91,8 @@ pub(super) const LONG: &[&str] = &[
     "linking",
 ];
 
-/// Tests of `--fast`: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
+/// Tests of `--fast`: program, parts of tests' names (none: all of its tests), and the subject. Each stage of
+/// a build has one.
 pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-ir", &[], "graph and plan: types, verifier"),
     ("moec-ir/it", &[], "their text forms, the evaluator"),

@@ -15,8 +15,8 @@ const TICKS: f64 = 100.0;
 /// Name of the row for what ended between two samples.
 const SHORT: &str = "ended between two samples";
 
-/// Names of threads or processes (as prefixes; the kernel cuts them to 15 bytes), and the row that counts them. A
-/// thread's own name is looked up first, then that of its process.
+/// Names of threads or processes (as prefixes; the kernel cuts them to 15 bytes), and the row that counts
+/// them. A thread's own name is looked up first, then that of its process.
 const KINDS: &[(&str, &str)] = &[
     ("llvm", "LLVM, compiling kernels"),
     ("rustc", "Rust compiler"),
@@ -40,7 +40,8 @@ const KINDS: &[(&str, &str)] = &[
     ("run", "programs of bundles"),
     ("xtask", "this runner"),
 ];
-/// Row of what [`KINDS`] has not: the test programs themselves, evaluators and emulators in their process among them.
+/// Row of what [`KINDS`] has not: the test programs themselves, evaluators and emulators in their process
+/// among them.
 const OTHER: &str = "test programs";
 
 /// One thread: process and thread number, and when it began.

@@ -1,8 +1,8 @@
 //! Attention with an online softmax over blocks of the KV cache.
 //!
-//! A work item holds a tile of queries: some rows, and all query heads that share a key-value head. Each
-//! block of tokens is processed by the tile in groups of as many queries as the microkernel takes: scores are the
-//! product with panels of keys, results accumulate the product of the weights with panels of values.
+//! A work item holds a tile of queries: some rows, and all query heads that share a key-value head. The tile
+//! processes each block of tokens in groups of as many queries as the microkernel takes. Scores are the
+//! product with panels of keys; results accumulate the product of the weights with panels of values.
 //!
 //! With few rows, as in decoding, the tokens of the cache are cut into parts that are work items of their
 //! own; [`merge`] joins them. Parts follow from a row's position alone, never from the number of threads.
@@ -58,8 +58,8 @@ impl<'a> Shape<'a> {
         self.rows * self.shared()
     }
 
-    /// Whether codes are multiplied as they are, with f32, and their scales on the results: fewest steps for a
-    /// byte that comes from memory. Else they are widened first, once for all queries.
+    /// Whether codes are multiplied by f32 without widening, with their scales applied to the results: fewest
+    /// steps for a byte from memory. Otherwise they are widened first, once for all queries.
     fn direct(&self) -> bool {
         self.cache == Format::Q8 && self.compute == ComputeType::F32 && !self.d.v_from_k
     }
@@ -95,11 +95,12 @@ impl<'a> Shape<'a> {
 }
 
 /// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`. States are ordered as
-/// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros. With a
-/// window, position `p` is row `p mod ctx` of states of whole blocks, and of no other state past `ctx`.
+/// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`:
+/// zeros. With a window, position `p` is row `p mod ctx` of states of whole blocks, and of no other state
+/// past `ctx`.
 ///
-/// With `splits > 1` the tokens of the cache are cut into so many parts, `sinks` is absent, and `out` is
-/// what [`AttentionMerge`](crate::spec::AttentionMerge) reads.
+/// With `splits > 1` the tokens of the cache are cut into this many parts, `sinks` is absent, and `out` is
+/// the input of [`AttentionMerge`](crate::spec::AttentionMerge).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// Heads, dimensions, scale, window, sinks.

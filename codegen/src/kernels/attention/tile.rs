@@ -133,7 +133,8 @@ impl<'k> Call<'_, 'k> {
         let mut first = k.i(0);
         let mut left = shared;
         for m in variants(k.isa.mr) {
-            // How many remain after larger groups: exactly `left` of a single row, else any multiple of `shared`.
+            // How many remain after larger groups: exactly `left` of a single row, else any multiple of
+            // `shared`.
             let needed = if single { left >= m } else { m <= self.s.queries() && few(&k.isa, m, shared) };
             if !needed {
                 continue;
@@ -199,9 +200,9 @@ impl<'k> Call<'_, 'k> {
         });
     }
 
-    /// Scores to weights `2^(score − maximum)`, in the compute type of the values; maxima, sums and
-    /// what is left of earlier results, of `len` queries from `queries` on. `masked`: a query may not attend to all of
-    /// the columns.
+    /// Scores to weights `2^(score − maximum)`, in the compute type of the values; maxima, sums and what is
+    /// left of earlier results, of `len` queries from `queries` on. `masked`: a query may not attend to all
+    /// of the columns.
     pub(super) fn weights(
         &self,
         block: &Block<'k>,
@@ -248,7 +249,7 @@ impl<'k> Call<'_, 'k> {
                     let column = column + u * lanes;
                     let score = row.words(column).load_vec(Span::Full);
                     let weight = score.fma(k.f(factor), below).exp2_down(rough);
-                    // What a query does not attend to counts nothing, be it what it may.
+                    // Columns that a query does not attend to count nothing, whatever they hold.
                     let weight = seen(column).map_or(weight, |seen| seen.pick(weight, k.fv(0.0)));
                     match self.s.compute {
                         ComputeType::Bf16 => row.halves(column).store_bf16(weight, Span::Full),
@@ -349,8 +350,8 @@ impl<'k> Call<'_, 'k> {
     }
 }
 
-/// Whether groups of `m` queries are written for tiles of several rows. Each costs code, and a tile has a few
-/// queries left over at most: all that is there is the largest group, the fourth, and single ones.
+/// Whether groups of `m` queries are written for tiles of several rows. Each group costs code, and few
+/// queries of a tile are left over. So there are the largest group, groups of four, and single queries.
 fn few(isa: &Isa, m: usize, shared: usize) -> bool {
     let fours = shared.is_multiple_of(4) && isa.mr.is_multiple_of(4);
     m == isa.mr || m == 4 || (m == 1 && !fours)

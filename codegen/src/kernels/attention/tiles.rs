@@ -1,12 +1,12 @@
 //! One tile of queries over a block of tokens, on tile registers (AMX).
 //!
-//! A group is 32 queries, as many as two tiles have rows. Panels of keys are panels of 32 tokens, panels of values
-//! those of 32 channels, both in pairs of bf16: what [`amx::Sums`] multiplies. Scores are stored by tiles and read
-//! by vectors, which leave the weights of the softmax in their place as bf16, the rows of the second product.
-//! Results are what its tiles start from.
+//! A group is 32 queries, as many as two tiles have rows. Panels of keys are panels of 32 tokens, panels of
+//! values those of 32 channels, both in pairs of bf16: what [`amx::Sums`] multiplies. Scores are stored by
+//! tiles and read by vectors, which leave the weights of the softmax in their place as bf16, the rows of the
+//! second product. Results are what its tiles start from.
 //!
-//! The last group has fewer queries. Its tiles are whole all the same: a row of a tile makes that row's sums alone,
-//! and nothing reads those of queries that are not there.
+//! The last group has fewer queries. Its tiles are whole all the same: a row of a tile computes that row's
+//! sums alone, and the sums of absent queries are not read.
 
 use super::Call;
 use super::tile::Block;

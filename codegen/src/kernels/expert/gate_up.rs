@@ -15,9 +15,10 @@ use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 
-/// `[x, dispatch i32, w (addresses [E] of GluPanels, of Panels without a gate), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
-/// of each active expert through gate and up. With [`WeightOrder::Split`] the `E` addresses are those of gates, and
-/// `E·I` addresses of up and down stand after them; [`ExpertDown`](crate::spec::ExpertDown) has these alone.
+/// `[x, dispatch i32, w (addresses [E] of GluPanels, of Panels without a gate), bias? f32 [E, 2I], h out
+/// [slots, I]]`: the gathered rows of each active expert through gate and up. With [`WeightOrder::Split`] the
+/// `E` addresses are those of gates, followed by `E·I` addresses of up and down;
+/// [`ExpertDown`](crate::spec::ExpertDown) then has only the latter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertGateUp {
     /// Layout of the dispatch table.
@@ -155,7 +156,7 @@ impl Kernel for ExpertGateUp {
                 );
             });
         }
-        // The rows of a tile must lie a fixed distance apart: those of a block are gathered once.
+        // The rows of a tile must be a fixed distance apart: those of a block are gathered once.
         let words = packed_words(hidden, compute);
         let (ld, to) = (gathered_ld(words), gathered);
         let path = Path { k, dispatch, layout, weights, tiles, bytes, rows: schedule.rows };

@@ -1,5 +1,5 @@
-//! The two halves of an expert's feed-forward network, over the rows that the dispatch table gives it. Matrices are
-//! found by a table of addresses: an expert may lie anywhere, and move between two steps.
+//! The two halves of an expert's feed-forward network, over the rows that the dispatch table gives it.
+//! Matrices are found by a table of addresses: an expert may be anywhere, and move between two steps.
 
 mod down;
 mod gate_up;
@@ -29,8 +29,8 @@ pub enum WeightOrder {
         /// Whether bundles begin with a gate bound.
         gate_bound: bool,
     },
-    /// Gates in rows ([`Layout::Gates`](moec_ir::plan::Layout)), up and down of every neuron anywhere: panels are written to
-    /// scratch.
+    /// Gates in rows ([`Layout::Gates`](moec_ir::plan::Layout)), up and down of every neuron anywhere: panels
+    /// are written to scratch.
     Split,
 }
 
@@ -41,8 +41,8 @@ impl WeightOrder {
     }
 }
 
-/// The order of a kernel on tile registers: experts, of an expert blocks of rows that the second-level cache holds, of a
-/// block all panels.
+/// The order of a kernel on tile registers: experts, of an expert blocks of rows that the second-level cache
+/// holds, of a block all panels.
 struct Path<'k> {
     k: &'k Kb<'k>,
     dispatch: P<'k>,
@@ -63,7 +63,8 @@ impl<'k> Path<'k> {
         k.tiles_by_expert(self.tiles, |active, [first, stop]| {
             let e = expert(self.dispatch, self.layout, active);
             let matrix = self.weights.load_address(e.id);
-            // After the last panel of this expert's comes the first of the next one, if there is one for this call.
+            // After the last panel of this expert's comes the first of the next one, if there is one for this
+            // call.
             let more = k.more_items((active + 1) * self.tiles);
             let other = expert(self.dispatch, self.layout, more.pick_int(active + 1, active));
             let after = self.weights.load_address(other.id);
@@ -99,7 +100,8 @@ pub(crate) fn scratch_bytes(
     }
 }
 
-/// The panel that is multiplied: the stored one, or one that `write(whether bundles have gate bounds, its format)` writes.
+/// The panel that is multiplied: the stored one, or one that `write(whether bundles have gate bounds, its
+/// format)` writes.
 fn by_panels<'k>(
     panel: Panel<'k>,
     order: WeightOrder,
@@ -111,7 +113,7 @@ fn by_panels<'k>(
         WeightOrder::Neurons { .. } | WeightOrder::Split => {
             let format = unpack::format(panel.compute);
             write(order.gate_bound(), format);
-            // What was just written needs no fetching.
+            // Data that was just written need not be prefetched.
             Panel { weights: written, format, schedule: Schedule { ahead: 0, ..panel.schedule }, ..panel }
         }
     }

@@ -1,8 +1,10 @@
-//! Parts of codes times rows of bytes: a vector of codes at a time, whose sums of products are scaled lane by lane.
+//! Parts of codes times rows of bytes: a vector of codes at a time, whose sums of products are scaled lane by
+//! lane.
 //!
-//! A row comes as `Quantise` writes it, group by group. Before it is multiplied by neurons it is written to scratch in the order in
-//! which their codes come out of memory, each vector with what its sums begin with and with the scales of its lanes, so that
-//! a vector of codes takes an instruction for each of: load, dot product, conversion, scale and sum.
+//! A row comes as `Quantise` writes it, group by group. Before it is multiplied by neurons it is written to
+//! scratch, in the order in which their codes are read from memory. Each vector has the initial values of its
+//! sums and the scales of its lanes. So a vector of codes takes one instruction for each of load, dot
+//! product, conversion, scale and sum.
 
 use super::super::quantise::{CORRECTION, ROW_GROUP, SCALE};
 use super::numbers::Row;
@@ -13,7 +15,7 @@ use moec_ir::types::{Coding, Format, GROUP};
 /// Chains of sums that take turns.
 const CHAINS: usize = 4;
 
-/// How codes of a format come out of memory on a machine.
+/// Order in which codes of a format are read from memory on a machine.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     format: Format,
@@ -22,12 +24,12 @@ pub(super) struct Steps {
     groups: usize,
     /// Vectors of codes that these are.
     vectors: usize,
-    /// How often that is done in a row.
+    /// Number of times that this is done in a row.
     count: usize,
 }
 
 impl Steps {
-    /// `None` where the row is no whole number of steps, or the machine multiplies no bytes.
+    /// `None` if the row is not a whole number of steps, or the machine does not multiply bytes.
     pub(super) fn new(isa: &Isa, format: Format, hidden: usize) -> Option<Self> {
         let lanes = isa.lanes;
         if !format.is_grouped() || !format.holds_neurons() {
@@ -74,7 +76,7 @@ impl Steps {
             let group = |g: usize| from.bytes(g * ROW_GROUP);
             for g in 0..self.groups {
                 for word in 0..quarter {
-                    // The upper halves of groups of nibbles stand after all lower ones.
+                    // The upper halves of groups of nibbles come after all lower ones.
                     let at = match self.format.coding() {
                         Some(Coding::Nibbles) => {
                             word / (quarter / 2) * self.lanes + g * (quarter / 2) + word % (quarter / 2)
@@ -96,8 +98,8 @@ impl Steps {
         });
     }
 
-    /// What the sums of a group begin with, of `−128 · Σ x`: nibbles are stored above 0, by 8, and instructions of VNNI
-    /// take all codes above 0, by 128.
+    /// Initial sums of a group, as a multiple of `−128 · Σ x`: nibbles are stored plus 8, and instructions of
+    /// VNNI take all codes plus 128.
     fn start<'k>(self, k: &Kb<'k>, correction: I<'k>) -> Option<I<'k>> {
         match self.format.coding() {
             Some(Coding::Nibbles) => Some(correction.shr(4)),
@@ -130,7 +132,8 @@ impl Steps {
         }
     }
 
-    /// The sum of products of a part and a row in scratch. Lines so many bytes further are prefetched meanwhile.
+    /// The sum of products of a part and a row in scratch. Lines this many bytes further are prefetched
+    /// meanwhile.
     pub(super) fn dot<'k>(self, k: &'k Kb<'k>, part: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
         let (row, codes) = (part.at, self.count * self.code_bytes());
         let scales = part.scales.unwrap_or_else(|| row.bytes(codes));
@@ -151,7 +154,7 @@ impl Steps {
             let by = behind.bytes(self.vector_bytes()).load_vec(crate::dsl::Span::Full);
             (scales * by).fma(found.to_float(), sum)
         };
-        // A vector of scales serves so many steps.
+        // A vector of scales serves this many steps.
         let turn = self.lanes / self.groups;
         let whole = self.count / turn * turn;
         let mut sums = vec![k.fv(0.0); CHAINS.min(turn)];

@@ -12,15 +12,15 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::{Format, GROUP};
 
-/// Columns of a work item: rows so long that memory is read on and on, and yet two items and more for an expert. Their sums stay
-/// in the first-level cache.
+/// Columns of a work item: rows so long that memory is read on and on, and yet two items and more for an
+/// expert. Their sums stay in the first-level cache.
 const COLUMNS: usize = 1024;
 
 /// Neurons whose columns are added together.
 const TOGETHER: usize = 4;
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), active lists i32, y out f32 [slots, H]]`: the columns of down of
-/// the neurons that [`NeuronUp`](crate::spec::NeuronUp) found active.
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), active lists i32, y out f32 [slots, H]]`:
+/// the columns of down of the neurons that [`NeuronUp`](crate::spec::NeuronUp) found active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDown {
     /// Layout of the dispatch table.
@@ -75,8 +75,8 @@ impl Kernel for NeuronDown {
     }
 }
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown), active lists i32, y out f32 [slots, H]]`: as
-/// [`NeuronDown`](crate::spec::NeuronDown), of neurons that lie anywhere.
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown), active lists i32, y out f32 [slots, H]]`:
+/// as [`NeuronDown`](crate::spec::NeuronDown), for neurons at any address.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDownAt {
     /// Layout of the dispatch table.
@@ -90,7 +90,7 @@ pub struct NeuronDownAt {
 }
 
 impl NeuronDownAt {
-    /// The same, of neurons that lie block by block.
+    /// The same, for neurons that are stored block by block.
     fn in_blocks(&self) -> NeuronDown {
         let &Self { layout, hidden, inter, format } = self;
         NeuronDown { layout, hidden, inter, format, gate_bound: false }
@@ -132,7 +132,7 @@ impl Kernel for NeuronDownAt {
     }
 }
 
-/// Adds the columns up. `split`: neurons lie anywhere.
+/// Adds the columns up. `split`: neurons may be at any address.
 fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
     let &NeuronDown { layout, hidden, inter, format, gate_bound } = spec;
     let [h, dispatch, weights, active_lists, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));

@@ -1,8 +1,8 @@
-//! Int8 gate bounds: what a gate is at most, out of half its bytes or fewer.
+//! Int8 gate bounds: an upper bound of a gate, from half its bytes or fewer.
 //!
-//! A gate bound takes as long to read as to multiply, one byte after the other widened to f32. So where a machine multiplies
-//! bytes a row becomes 16-bit integers, in two planes of bytes, and a vector of codes takes two instructions. What the
-//! integers miss is bounded too.
+//! A gate bound takes as long to read as to multiply, one byte after the other widened to f32. So where a
+//! machine multiplies bytes a row becomes 16-bit integers, in two planes of bytes, and a vector of codes
+//! takes two instructions. What the integers miss is bounded too.
 
 use super::numbers::{Row, dot, norm};
 use super::{AHEAD, MAYBE};
@@ -15,13 +15,13 @@ const MOST: f32 = 32512.0;
 /// Numbers of a row whose sums of `255 · 128` are sure to be below 2³¹.
 const LONGEST: usize = 1 << 16;
 
-/// Words that a row keeps of itself: its norm, what its integers miss, what they count in, and of both planes `128 · Σ`.
+/// Words that describe a row: its norm, the error of its integers, their unit, and of both planes `128 · Σ`.
 const NORM: usize = 0;
 const MISSED: usize = 1;
 const UNIT: usize = 2;
 const SUMS: usize = 3;
 
-/// How rows are multiplied by gate bounds.
+/// Method by which rows are multiplied by gate bounds.
 #[derive(Clone, Copy)]
 pub(super) struct GateBounds {
     bundle: Bundle,
@@ -42,7 +42,7 @@ impl GateBounds {
         LINE + 2 * self.plane
     }
 
-    /// Where the row of a slot lies.
+    /// Place of the row of a slot.
     fn row<'k>(self, k: &'k Kb<'k>, slot: I<'k>) -> P<'k> {
         k.scratch().bytes(MAYBE).bytes(slot * self.row_bytes())
     }
@@ -84,7 +84,7 @@ impl GateBounds {
         row.bytes(LINE + i * self.plane)
     }
 
-    /// What the gate is at most whose bound lies at `gate_bound`, of the row of a slot, which is `x`.
+    /// Upper bound of the gate whose bound is at `gate_bound`, for `x`, the row of a slot.
     pub(super) fn most<'k>(self, k: &'k Kb<'k>, gate_bound: P<'k>, x: P<'k>, slot: I<'k>) -> F<'k> {
         let row = self.row(k, slot);
         let facts = gate_bound.bytes(self.bundle.codes_bytes());

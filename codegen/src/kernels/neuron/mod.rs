@@ -1,12 +1,14 @@
-//! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these activate (PowerInfer-2, §4.1.2).
+//! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these activate
+//! (PowerInfer-2, §4.1.2).
 //!
-//! Decoding waits for memory, so what counts is which bytes are read. [`NeuronUp`] reads the gates of a block of neurons, writes
-//! down those that any row activates, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have gate bounds,
-//! a gate is read only where its gate bound does not prove it to be 0: the same bits come out. Where a predictor has spoken
-//! ([`NeuronPredict`]), a gate is read only where it takes the neuron to be active: those it misses are lost, and nothing else differs.
+//! Decoding waits for memory, so the bytes read decide its speed. [`NeuronUp`] reads the gates of a block of
+//! neurons, lists those that any row activates, and reads only their up rows. [`NeuronDown`] reads their
+//! columns. If bundles have gate bounds, a gate is read only if its bound does not prove it to be 0: the
+//! result has the same bits. If a predictor ([`NeuronPredict`]) ran before, a gate is read only if it takes
+//! the neuron to be active. Active neurons that it misses are lost, and nothing else differs.
 //!
-//! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0 to it: a row's bits
-//! depend neither on the other rows nor on how work is split.
+//! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0. So
+//! a row's bits depend neither on the other rows nor on the split of the work.
 
 mod bytes;
 mod down;
@@ -43,8 +45,8 @@ const AHEAD: usize = 2048;
 /// Bytes of scratch for the neurons of a block whose gate bounds prove nothing.
 const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
 
-/// Whether gate and up of neurons multiply rows of `hidden` numbers in a compute type: f32 always, bytes where codes come out of
-/// memory by whole vectors.
+/// Whether gate and up of neurons multiply rows of `hidden` numbers in a compute type: f32 always, bytes if
+/// codes are read from memory by whole vectors.
 pub fn neurons_multiply(isa: &Isa, format: Format, hidden: usize, compute: ComputeType) -> bool {
     match compute {
         ComputeType::F32 => true,
@@ -53,7 +55,7 @@ pub fn neurons_multiply(isa: &Isa, format: Format, hidden: usize, compute: Compu
     }
 }
 
-/// Words of the list of a block: how many, then who.
+/// Words of the list of a block: the number of neurons, then their indices.
 const LIST: usize = NEURONS + 1;
 
 /// Rows of an expert, in the format that its gates multiply.
@@ -63,7 +65,7 @@ struct Rows<'k> {
     x_ld: usize,
     /// Tokens of the slots.
     tokens: P<'k>,
-    /// Where the first slot's row lies in scratch, and how it is read, if rows are bytes.
+    /// Place of the first slot's row in scratch, and the order in which it is read, if rows are bytes.
     bytes: Option<(Steps, P<'k>, I<'k>)>,
 }
 
@@ -86,7 +88,7 @@ impl<'k> Rows<'k> {
         Self { k, x, x_ld, tokens, bytes }
     }
 
-    /// That of a slot, as f32.
+    /// Row of a slot, as f32.
     fn of(&self, slot: I<'k>) -> P<'k> {
         self.x.words(self.tokens.words(slot).load_int() * self.x_ld)
     }
@@ -102,7 +104,7 @@ impl<'k> Rows<'k> {
     }
 }
 
-/// Whether a gate makes a neuron 0; where that is so of all lower ones, too, a bound of the gate will do. NaN does not.
+/// Whether a gate makes a neuron 0; if all lower gates do, too, an upper bound is enough. NaN does not.
 fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate.lt(k.f(0.0)).or(gate.equals(k.f(0.0))),
@@ -116,19 +118,19 @@ fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
     }
 }
 
-/// Whether a predictor takes a neuron to be inactive of which it says so much. NaN does not.
+/// Whether a predictor's value for a neuron means that it is inactive. NaN does not.
 fn predicted_inactive<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
     said.lt(k.f(0.0)).or(said.equals(k.f(0.0)))
 }
 
-/// Prefetches the beginning of a row that is read soon: memory goes on by itself once it is read, and prefetching all of
-/// it waits until so many lines can be requested at once.
+/// Prefetches the beginning of a row that is read soon. Hardware continues once the row is read; prefetching
+/// all of it would wait until enough lines can be requested at once.
 fn fetch_row(from: P<'_>) {
     (0..4).for_each(|line| from.beyond(line * LINE).prefetch());
 }
 
-/// Goes through neurons, and lists those of which `is_active` is true: how many, then which. `who(i)` is the neuron of number
-/// `i`.
+/// Goes through neurons, and lists those for which `is_active` is true: their number, then their indices.
+/// `who(i)` is the neuron with number `i`.
 fn list<'k>(
     k: &'k Kb<'k>,
     count: I<'k>,
@@ -139,7 +141,7 @@ fn list<'k>(
     let found = k.fold(0, count, 1, &[k.i(0)], |i, found| {
         let neuron = who(i);
         let is_active = is_active(i, neuron);
-        // Who is not active is overwritten by who comes next.
+        // An inactive neuron is overwritten by the next one.
         to.words(found[0] + 1).store_int(neuron.narrow());
         vec![found[0] + is_active.pick_int(k.i(1), k.i(0))]
     });
@@ -147,7 +149,8 @@ fn list<'k>(
     found[0]
 }
 
-/// What steps over gate and up know: [`up`], and where these are stored separately its halves.
+/// Parameters of the steps over gate and up: of [`up`], and of its two halves where they are stored
+/// separately.
 struct Call<'k> {
     k: &'k Kb<'k>,
     /// Rows, and the tokens of the slots.
@@ -157,7 +160,7 @@ struct Call<'k> {
     bundle: Bundle,
     inter: usize,
     glu: Glu,
-    /// How rows are read, if they are bytes.
+    /// Order in which rows are read, if they are bytes.
     steps: Option<Steps>,
     /// Whether `h` says which are taken to be active.
     predicted: bool,
@@ -198,7 +201,7 @@ impl<'k> Call<'k> {
                 // A gate of minus infinity: a row's result does not depend on what other rows activate.
                 let skip = || cell.store(k.f(f32::NEG_INFINITY));
                 k.branch(predicted_inactive(k, cell.load()), skip, || {
-                    cell.store(rows.dot(&gate, slot, ahead))
+                    cell.store(rows.dot(&gate, slot, ahead));
                 });
                 cell.load()
             } else {
@@ -244,8 +247,9 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Whether neurons of a format have gate bounds under a gate: those of bytes and less would be no smaller, and a gate bound bounds
-/// gates from above, which says nothing where low ones activate.
+/// Whether neurons of a format have gate bounds with an activation. Bounds of formats of a byte or less would
+/// be no smaller than the gates. A bound limits a gate from above, which proves nothing where low gates
+/// activate.
 pub const fn has_gate_bounds(format: Format, glu: Glu) -> bool {
     !format.is_grouped() && glu.skips_below()
 }

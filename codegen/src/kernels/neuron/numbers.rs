@@ -1,4 +1,5 @@
-//! Numbers of a bundle's parts, a group of thirty-two at a time, whatever their format: times rows of f32, and added to them.
+//! Numbers of a bundle's parts, a group of thirty-two at a time, whatever their format: times rows of f32,
+//! and added to them.
 
 use crate::dsl::{F, I, Kb, LINE, P};
 use moec_ir::types::{Coding, Format, GROUP};
@@ -6,7 +7,7 @@ use moec_ir::types::{Coding, Format, GROUP};
 /// Chains of sums that take turns: as many as hide the latency of a multiply-add.
 const CHAINS: usize = 4;
 
-/// How the numbers of a part are coded.
+/// Coding of the numbers of a part.
 #[derive(Clone, Copy)]
 enum Code {
     /// Each by itself.
@@ -43,7 +44,7 @@ impl<'k> Row<'k> {
         let code = match format.coding() {
             None => Code::Plain(format),
             Some(Coding::Bytes) => Code::Q8,
-            // Neurons lie in no other format, `holds_neurons`.
+            // Neurons are stored in no other format, `holds_neurons`.
             Some(Coding::Nibbles | Coding::E2m1) => Code::Q4,
         };
         Self { k, code, hidden, at, scales: None }
@@ -68,7 +69,7 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Where the scale of a group lies.
+    /// Place of the scale of a group.
     fn scale_at(&self, group: I<'k>) -> Option<P<'k>> {
         let behind = || self.at.bytes(self.hidden.div_ceil(GROUP) * self.group_bytes());
         let has = matches!(self.code, Code::Q8 | Code::Q4);
@@ -144,7 +145,7 @@ impl<'k> Row<'k> {
     }
 }
 
-/// The sum of products of a part and a row of f32. Lines so many bytes further are prefetched meanwhile.
+/// The sum of products of a part and a row of f32. Lines this many bytes further are prefetched meanwhile.
 pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
     let per_group = GROUP / k.lanes();
     // Scales take one chain for a group.

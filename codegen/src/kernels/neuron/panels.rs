@@ -1,7 +1,9 @@
-//! Panels out of bundles, for many rows: what lies neuron by neuron, in the order that matrix kernels multiply.
+//! Panels from bundles, for many rows: neuron by neuron storage brought to the order that matrix kernels
+//! multiply.
 //!
-//! A panel is written to scratch once for all rows that are multiplied by it, as those of grouped formats are ([`super::super::unpack`]).
-//! Gate and up are turned, `lanes` neurons at a time; of down a strip of columns is taken as it lies.
+//! A panel is written to scratch once for all rows that are multiplied by it, as panels of grouped formats
+//! are ([`super::super::unpack`]). Gate and up are transposed, `lanes` neurons at a time; of down a strip of
+//! columns is taken unchanged.
 
 use super::Places;
 use super::numbers::Row;
@@ -9,8 +11,8 @@ use crate::dsl::{F, I, Kb, P};
 use moec_ir::bundle::Part;
 use moec_ir::types::{Format, GROUP};
 
-/// Writes panel `p` of gate and up to `to`, in `format`, f32 or bf16: whole groups of channels. Columns past the last neuron
-/// are that one again.
+/// Writes panel `p` of gate and up to `to`, in `format`, f32 or bf16: whole groups of channels. Columns past
+/// the last neuron are that one again.
 pub(crate) fn gate_up<'k>(
     k: &'k Kb<'k>,
     places: &Places<'k>,

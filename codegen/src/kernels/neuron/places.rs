@@ -1,10 +1,11 @@
-//! Where the parts of an expert's neurons lie.
+//! Places of the parts of an expert's neurons.
 
 use super::numbers::Row;
 use crate::dsl::{I, Kb, P};
 use moec_ir::bundle::{BLOCK, Bundle, Part, PartLayout};
 
-/// The neurons of an expert: block after block, or gates one after the other and up and down of each anywhere.
+/// The neurons of an expert: block after block, or gates one after the other and up and down of each
+/// anywhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'k> {
     pub(crate) k: &'k Kb<'k>,
@@ -17,7 +18,8 @@ pub(crate) struct Places<'k> {
     pub(crate) up_down: Option<UpDownRows<'k>>,
 }
 
-/// Addresses of up and down of the neurons of all experts, each followed by that of their scales where these lie by themselves.
+/// Addresses of up and down of the neurons of all experts, each followed by that of its scales if these are
+/// stored separately.
 #[derive(Clone, Copy)]
 pub(crate) struct UpDownRows<'k> {
     pub(crate) at: P<'k>,
@@ -26,7 +28,7 @@ pub(crate) struct UpDownRows<'k> {
 }
 
 impl<'k> Places<'k> {
-    /// Where a part of a neuron lies.
+    /// Place of a part of a neuron.
     pub(super) fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
         match (self.up_down, part) {
             (None, _) => self.in_block(part, neuron),

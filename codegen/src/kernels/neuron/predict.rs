@@ -1,7 +1,7 @@
-//! What a predictor says of neurons, before their gates (PowerInfer-2, §2.2 and §4.1.2): [`moec_ir::Predictor`].
+//! Predicted activity of neurons, before their gates (PowerInfer-2, §2.2 and §4.1.2): [`moec_ir::Predictor`].
 //!
-//! The product of a row with a matrix of few rows lies in scratch until the neurons of a work item have been multiplied by it; without that
-//! matrix they multiply the row itself. A margin is what makes 0 the border.
+//! The product of a row with a low-rank matrix stays in scratch until the neurons of a work item have been
+//! multiplied by it; without that matrix they multiply the row itself. A margin moves the threshold to 0.
 
 use super::numbers::{Row, dot};
 use super::{AHEAD, Bundle, NEURONS};
@@ -35,9 +35,9 @@ impl<'k> Matrix<'k> {
     }
 }
 
-/// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin (addresses [E] of Gates),
-/// h out f32 [slots, I]]`: what a predictor ([`moec_ir::Predictor`]) says of every neuron of the experts that rows chose:
-/// above 0 where it takes one to be active.
+/// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin
+/// (addresses [E] of Gates), h out f32 [slots, I]]`: the result of a predictor ([`moec_ir::Predictor`]) for
+/// every neuron of the experts that rows chose: above 0 if it takes the neuron to be active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronPredict {
     /// Layout of the dispatch table.

@@ -1,8 +1,8 @@
-//! Neurons whose up and down come from disk: gates by themselves, then those that they activate, wherever they lie (PowerInfer-2,
-//! §4.3 and §4.4).
+//! Neurons whose up and down come from disk: gates first, then up and down of the neurons that they activate,
+//! at any address (PowerInfer-2, §4.3 and §4.4).
 //!
-//! The same sums as in [`NeuronUp`], in the same order: the same bits. Between the two steps the store of neurons gets the
-//! lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
+//! Sums and their order are those of [`NeuronUp`], so the bits are the same. Between the two steps the store
+//! of neurons gets the lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
 
 use super::{AHEAD, Call, LIST, NEURONS, NeuronUp, Places, UpDownRows, list};
 use crate::dsl::Kb;
@@ -14,8 +14,8 @@ use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
-/// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], active lists out i32]`: as [`NeuronUp`], but
-/// up to the gates alone: `h` holds the gate's value of each neuron that is active.
+/// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], active lists out i32]`: as
+/// [`NeuronUp`], but only up to the gates: `h` holds the gate's value of each active neuron.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronGate {
     /// Layout of the dispatch table.
@@ -30,7 +30,7 @@ pub struct NeuronGate {
     pub compute: ComputeType,
     /// Row distance of `x`, in words.
     pub x_ld: usize,
-    /// How gate and up join.
+    /// Activation that joins gate and up.
     pub glu: Glu,
 }
 
@@ -102,8 +102,8 @@ impl Kernel for NeuronGate {
     }
 }
 
-/// `[x, dispatch i32, w (addresses [E·I] of UpDown), h in and out f32 [slots, I], active lists i32]`: up of the neurons that
-/// [`NeuronGate`] found active, wherever they lie, joined with their gates in `h`.
+/// `[x, dispatch i32, w (addresses [E·I] of UpDown), h in and out f32 [slots, I], active lists i32]`: up of
+/// the neurons that [`NeuronGate`] found active, at any address, joined with their gates in `h`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUpAt {
     /// Layout of the dispatch table.
@@ -118,7 +118,7 @@ pub struct NeuronUpAt {
     pub compute: ComputeType,
     /// Row distance of `x`, in words.
     pub x_ld: usize,
-    /// How gate and up join.
+    /// Activation that joins gate and up.
     pub glu: Glu,
 }
 

@@ -15,9 +15,9 @@ use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
-/// `[x, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], active lists out i32]`: the neurons that the rows of
-/// each active expert activate, in lists of `active_list_words`, and what these give; of the others `h` holds anything. For few
-/// rows: they are not cut.
+/// `[x, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], active lists out i32]`: the neurons
+/// that the rows of each active expert activate, in lists of `active_list_words`, and their values; for the
+/// others `h` is undefined. For few rows: they are not cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUp {
     /// Layout of the dispatch table.
@@ -28,16 +28,16 @@ pub struct NeuronUp {
     pub inter: usize,
     /// Format of the weight.
     pub format: Format,
-    /// Format of `x`: f32, or bytes where [`crate::neurons_multiply`] says so.
+    /// Format of `x`: f32, or bytes if [`crate::neurons_multiply`] returns true.
     pub compute: ComputeType,
     /// Whether there are gate bounds, which are read first.
     pub gate_bound: bool,
-    /// Whether `h` holds what [`NeuronPredict`](crate::spec::NeuronPredict) says: neurons that it takes to be inactive are passed over, row by
-    /// row. Gate bounds are not read then.
+    /// Whether `h` holds the result of [`NeuronPredict`](crate::spec::NeuronPredict): neurons that it takes
+    /// to be inactive are passed over, row by row. Gate bounds are not read then.
     pub predicted: bool,
     /// Row distance of `x`, in words.
     pub x_ld: usize,
-    /// How gate and up join.
+    /// Activation that joins gate and up.
     pub glu: Glu,
 }
 

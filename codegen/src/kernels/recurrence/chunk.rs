@@ -1,21 +1,24 @@
-//! The gated delta rule for several rows of one sequence at once, by products of matrices (Yang, Wang, Zhang, Shen and Kim,
-//! *Parallelizing Linear Transformers with the Delta Rule over Sequence Length*; Yang, Kautz and Hatamizadeh, *Gated Delta
-//! Networks*, section 3.3).
+//! The gated delta rule for several rows of one sequence at once, by products of matrices (Yang, Wang, Zhang,
+//! Shen and Kim, *Parallelizing Linear Transformers with the Delta Rule over Sequence Length*; Yang, Kautz
+//! and Hatamizadeh, *Gated Delta Networks*, section 3.3).
 //!
-//! Let `S` be the state before the rows, `a_i` the decay of row `i`, and `Γ_ij = a_i · … · a_(j+1)` that from row `j` to row `i`. A
-//! row changes the state by `k_i d_iᵀ`, and with `Γ_i = a_i · … · a_0`
+//! Let `S` be the state before the rows, `a_i` the decay of row `i`, and `Γ_ij = a_i · … · a_(j+1)` that from
+//! row `j` to row `i`. A row changes the state by `k_i d_iᵀ`, and with `Γ_i = a_i · … · a_0`
 //!
-//! * `d_i = β_i (v_i − (k_i ⊙ Γ_i)ᵀ S) − Σ_(j<i) A_ij d_j`, where `A_ij = β_i k_iᵀ (k_j ⊙ Γ_ij)`: forward substitution;
+//! * `d_i = β_i (v_i − (k_i ⊙ Γ_i)ᵀ S) − Σ_(j<i) A_ij d_j`, where `A_ij = β_i k_iᵀ (k_j ⊙ Γ_ij)`: forward
+//!   substitution;
 //! * `y_i = (q_i ⊙ Γ_i)ᵀ S + Σ_(j≤i) P_ij d_j`, where `P_ij = q_iᵀ (k_j ⊙ Γ_ij)`;
 //! * the state becomes `Γ_last ⊙ S + Σ_j (k_j ⊙ Γ_last,j) d_jᵀ`.
 //!
-//! Decays are products of factors, never quotients: nothing overflows that does not row by row, and a factor of 0 or NaN reaches
-//! the rows after it alone. Sums over rows are written out, so that no row is combined with numbers of a later one.
+//! Decays are products of factors, never quotients: nothing overflows that does not overflow row by row, and
+//! a factor of 0 or NaN reaches only the rows after it. Sums over rows are written out, so that no row is
+//! combined with numbers of a later one.
 //!
-//! A chunk is short: the changes of a panel of columns stay in registers from the substitution on. Of `C` rows and states of
-//! 128 × 128 every row costs `3 · 128²` multiply-adds with the state, `128² / C` multiplications for its decay and `4 · 128 · C / 2`
-//! multiply-adds for `A`, `P` and what they multiply, which is least for `C` of 8. A longer chunk would read the state less often, but
-//! arithmetic hides these reads.
+//! A chunk is short: the changes of a panel of columns stay in registers from the substitution on. Take `C`
+//! rows and states of 128 × 128. Every row costs `3 · 128²` multiply-adds with the state and `128² / C`
+//! multiplications for its decay. It also costs `4 · 128 · C / 2` multiply-adds for `A`, `P` and their
+//! products. The total is least for `C` of 8. A longer chunk would read the state less often, but arithmetic
+//! hides these reads.
 
 use super::delta::{Decay, DeltaRule, Panel, VECTORS, columns};
 use crate::dsl::{F, I, Kb, LINE, P, Span};
@@ -24,7 +27,8 @@ use crate::machine::Isa;
 /// Rows of the state that a product takes in turn. Keys have an even number of channels.
 const UNROLL: usize = 2;
 
-/// Rows of a chunk: 8 where there are 32 vector registers, 4 where there are 16. The changes of a panel take half of them.
+/// Rows of a chunk: 8 where there are 32 vector registers, 4 where there are 16. The changes of a panel take
+/// half of them.
 pub(super) fn rows(isa: &Isa) -> usize {
     (isa.mr / 4 * 4).min(8)
 }
@@ -49,7 +53,7 @@ pub(super) struct Scratch {
     corrections: usize,
     /// `P`, row-major.
     shares: usize,
-    /// What the state before the rows gives to the outputs of a panel.
+    /// Contribution of the state before the rows to the outputs of a panel.
     outputs: usize,
     /// Words from row to row.
     ld: usize,
@@ -94,7 +98,7 @@ impl<'k> Chunk<'_, 'k> {
         Scratch::new(&self.k.isa, self.rule.key)
     }
 
-    /// Where `words` into the scratch are.
+    /// Address `words` into the scratch.
     fn at(&self, words: usize) -> P<'k> {
         self.k.scratch().words(words)
     }
@@ -110,13 +114,13 @@ impl<'k> Chunk<'_, 'k> {
         self.k.each(from, end, 1, |panel| self.panel(panel, decay));
     }
 
-    /// What the panels of the head share, to scratch; the decay of the state.
+    /// Writes the values that the head's panels share to scratch; gives the decay of the state.
     fn prepare(&self) -> Decay<'k> {
         let (k, s, rule, rows) = (self.k, self.scratch(), self.rule, self.rows());
         let of_key = self.head.div(k.i((rule.heads / rule.key_heads.max(1)) as i64)) * rule.key;
         self.fetch();
         if !rule.by_channel {
-            // All at once: each lies in a cache line of its own.
+            // All at once: each is in a cache line of its own.
             let factors = self.at(s.decay);
             for i in 0..rows {
                 factors.words(i).store(self.row(4, i).words(self.head).load());

@@ -1,4 +1,5 @@
-//! [`Op::CausalConv`](moec_ir::Op::CausalConv): each channel's own convolution over the last rows of its sequence.
+//! [`Op::CausalConv`](moec_ir::Op::CausalConv): each channel's own convolution over the last rows of its
+//! sequence.
 
 use super::in_order;
 use crate::dsl::Kb;

@@ -1,9 +1,10 @@
-//! [`Op::DeltaRule`](moec_ir::Op::DeltaRule): the gated delta rule, row by row (Yang, Kautz and Hatamizadeh, *Gated Delta
-//! Networks*, equation 10).
+//! [`Op::DeltaRule`](moec_ir::Op::DeltaRule): the gated delta rule, row by row (Yang, Kautz and Hatamizadeh,
+//! *Gated Delta Networks*, equation 10).
 //!
-//! The columns of a head's state do not meet. A work item has a panel of them, which stays in the first-level cache from row to
-//! row, and goes over it twice: once for what the state says of the key, once to change it and to apply the query. In decoding
-//! every state is read and written once, which is what its memory allows.
+//! The columns of a head's state are independent. A work item has a panel of them, which stays in the
+//! first-level cache from row to row. It goes over the panel twice: once to multiply the state by the key,
+//! once to change it and to apply the query. In decoding every state is read and written once, the least that
+//! memory allows.
 //!
 //! Of a prompt whole chunks of rows are computed together ([`chunk`]).
 
@@ -22,7 +23,8 @@ const SUMS: usize = 4;
 /// Columns of a work item that computes chunks, at least a panel: they share what a chunk has of its head.
 const COLUMNS: usize = 128;
 
-/// `[state, q, k, v, decay, beta, pos i32, slot i32, out]`. The state is f32, ordered as [`delta_order`] says.
+/// `[state, q, k, v, decay, beta, pos i32, slot i32, out]`. The state is f32, ordered as [`delta_order`]
+/// says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaRule {
     /// Rows of a call, at most.
@@ -35,11 +37,12 @@ pub struct DeltaRule {
     pub key: usize,
     /// Channels of a value.
     pub value: usize,
-    /// Whether what the state says of a key is taken off the value: the delta rule, and not a plain sum ([`Op::Ssd`](moec_ir::Op::Ssd)).
+    /// Whether the state's value for the key is subtracted first: the delta rule, and not a plain sum
+    /// ([`Op::Ssd`](moec_ir::Op::Ssd)).
     pub corrects: bool,
     /// Whether every channel of a key has a decay of its own, or a head one.
     pub by_channel: bool,
-    /// Whether rows of one sequence that follow each other are computed together where there are enough.
+    /// Whether consecutive rows of one sequence are computed together where there are enough.
     pub chunked: bool,
     /// Row distances of `q`, `k`, `v`, `decay` and `beta`.
     pub ld: [usize; 5],
@@ -52,7 +55,7 @@ pub(super) fn columns(isa: &Isa) -> usize {
     VECTORS * isa.lanes
 }
 
-/// Order of a state of so many channels of a key: panels of columns, each contiguous.
+/// Order of a state with this many key channels: panels of columns, each contiguous.
 pub fn delta_order(isa: &Isa, key: usize) -> CacheOrder {
     CacheOrder::Values { nr: columns(isa) as u32, block: key as u32 }
 }
@@ -202,7 +205,7 @@ impl DeltaRule {
         };
         let at = state.words((slot * heads + head) * self.head_words(&k.isa) + panel * (width * key));
         let s = Panel { k, at, width, key };
-        // What the state says of the key is taken off what it is to say: `v − kᵀ S`.
+        // The state's value for the key is subtracted from the new value: `v − kᵀ S`.
         let said = corrects.then(|| {
             s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum))
         });
@@ -228,9 +231,9 @@ impl DeltaRule {
 /// Factors of the rows of a state.
 #[derive(Clone, Copy)]
 pub(super) enum Decay<'k> {
-    /// One for all of them.
+    /// One factor for all rows.
     Head(F<'k>),
-    /// One for each, in memory.
+    /// One factor for each row, in memory.
     Channels(P<'k>),
 }
 

@@ -1,7 +1,8 @@
-//! [`Op::SelectiveScan`](moec_ir::Op::SelectiveScan): a selective state space, row by row (Gu and Dao, *Mamba*, algorithm 2).
+//! [`Op::SelectiveScan`](moec_ir::Op::SelectiveScan): a selective state space, row by row (Gu and Dao,
+//! *Mamba*, algorithm 2).
 //!
-//! A work item has a panel of channels, whose part of the state stays in the first-level cache from row to row. Of each row it goes
-//! over it once: the state decays, takes what the row adds, and is read.
+//! A work item has a panel of channels, whose part of the state stays in the first-level cache from row to
+//! row. Of each row it goes over it once: the state decays, takes what the row adds, and is read.
 
 use super::delta::{Panel, VECTORS, columns};
 use super::in_order;

@@ -342,7 +342,7 @@ fn table(out: &mut String, head: &[&str], rows: Vec<Vec<String>>) {
     *out += "</table></div>\n";
 }
 
-/// A text, with what stands in backquotes as code.
+/// A text, with the parts in backquotes as code.
 fn marked(text: &str) -> String {
     let text = escaped(text);
     let pieces = text.split('`').enumerate();

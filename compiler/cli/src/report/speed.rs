@@ -1,4 +1,5 @@
-//! Expected speed: a model of what the calls of each entry point take on the CPU, and of the tokens per second that follow.
+//! Expected speed: a model of what the calls of each entry point take on the CPU, and of the tokens per
+//! second that follow.
 //!
 //! A call takes the sum of its steps:
 //!
@@ -10,9 +11,11 @@
 //!   neurons as if no neuron were skipped.
 //! * A step after a barrier waits for all threads, which costs the device's `dispatch_cost_us`.
 //!
-//! Choosing a token reads all logits once. Weights and states that fit together into the last-level cache are read from there.
+//! Choosing a token reads all logits once. Weights and states that fit together into the last-level cache are
+//! read from there.
 //!
-//! Steps of other units, and experts that a run reads from SSD, are not in the model: such an entry point has a time of its CPU steps, and no rate.
+//! Steps of other units, and experts that a run reads from SSD, are not in the model: such an entry point has
+//! a time of its CPU steps, and no rate.
 
 use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
@@ -114,7 +117,8 @@ impl Machine {
         let target = CpuTarget::new(device).map_err(|e| {
             Error::limit(format!("nothing is known of the CPU of `{}`", device.name)).because(e)
         })?;
-        // A build records no more of `native` than its features: it is this machine, if the bundle's code runs here.
+        // A build records no more of `native` than its features: it is this machine, if the bundle's code
+        // runs here.
         let here = (device.name == NATIVE && !bundle.is_foreign()).then(cpu::cores);
         Ok(Self::new(device, target.figures(), here, &bundle.plan))
     }
@@ -329,7 +333,7 @@ impl<'a> Call<'a> {
 
     /// Seconds of a step that is no product of a matrix and reads no state.
     fn other(&self, step: &Step, rows: usize) -> f64 {
-        // What goes to a step together with ids is a table, of which each reads a row.
+        // An argument beside ids is a table, of which each id reads one row.
         let table = step.args.iter().any(|arg| matches!(arg, Arg::Buffer(0, _)));
         let (mut moved, mut weights) = (0.0, 0.0);
         for arg in &step.args {

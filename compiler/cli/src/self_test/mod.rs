@@ -1,7 +1,9 @@
-//! `moec self-test`: builds and runs a small model on this machine, and says whether it computes what it should.
+//! `moec self-test`: builds and runs a small model on this machine, and says whether it computes what it
+//! should.
 //!
-//! The model, `golden/models/ferris`, travels with moec: 12.4 MB of the program are its checkpoint and tokenizer, and 9 KB what the
-//! reference implementation says. What is tested is what a user does: `moec build`, and `BUNDLE/run`, in processes of their own.
+//! The model, `golden/models/ferris`, travels with moec: 12.4 MB of the program are its checkpoint and
+//! tokenizer, and 9 KB what the reference implementation says. What is tested is what a user does: `moec
+//! build`, and `BUNDLE/run`, in processes of their own.
 
 mod report;
 mod trial;

@@ -1,7 +1,8 @@
 //! The report of `moec self-test --report`: every unit of this machine, built for, verified, run and timed.
 //!
-//! It is written to be read by a person and sent to others. What it says of the machine is what its maker sells: names of the CPU
-//! and of units, their figures. Texts of failures lose folders and the names of user and host ([`Private`]).
+//! It is written to be read by a person and sent to others. What it says of the machine is what its maker
+//! sells: names of the CPU and of units, their figures. Texts of failures lose folders and the names of user
+//! and host ([`Private`]).
 
 use super::trial::{Trial, TrialResult, Trials, object};
 use crate::profile_device::cpu_name;

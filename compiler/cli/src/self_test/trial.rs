@@ -246,7 +246,7 @@ fn last_row(path: &PathBuf, vocab: usize) -> Result<Vec<f32>> {
     Ok(words(&logits.data()[row.ok_or_else(wrong)?..]).map(f32::from_le_bytes).collect())
 }
 
-/// The largest distance; not a number where one of them is none.
+/// The largest distance; NaN if one of them is NaN.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter()
         .zip(b)

@@ -1,5 +1,6 @@
-//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses it. A backend is named by its
-//! own crates, its rows, and the few places of a table here; [`matches`] holds the same of operators, kernels, weight formats and mixers.
+//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses
+//! it. A backend is named by its own crates, its rows, and the few places of a table here; [`matches`] holds
+//! the same of operators, kernels, weight formats and mixers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod matches;
@@ -26,7 +27,8 @@ const FOUNDATION: [(&str, &str); 10] = [
 /// Those that only tests need.
 const OF_TESTS: [&str; 1] = ["insta"];
 
-/// Names of backends, as words in code. The CPU's is not among them: its kernels and packed weights every bundle has.
+/// Names of backends, as words in code. The CPU's is not among them: its kernels and packed weights every
+/// bundle has.
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that name one, and why.
@@ -59,7 +61,8 @@ impl Package {
         self.manifest.get(table).and_then(Value::as_table).is_some_and(|t| t.contains_key(name))
     }
 
-    /// Whether a source of its library or program has a path of this crate; with `tests`, one of its tests or examples.
+    /// Whether a source of its library or program has a path of this crate; with `tests`, one of its tests or
+    /// examples.
     fn uses(&self, name: &str, tests: bool) -> bool {
         let mut sources = files(&self.folder.join("src"));
         if tests {
@@ -99,7 +102,7 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The packages of the workspace, and the one that stands outside of it.
+/// The packages of the workspace, and the one that is outside of it.
 fn packages() -> Vec<Package> {
     let workspace = Package::new(root().to_owned());
     let members = workspace.manifest["workspace"]["members"].as_array().unwrap();
@@ -140,7 +143,8 @@ fn core_ml_packages_are_written_with_coremltools() {
     assert!(program.contains("include_str!(\"emit.py\")"), "the helper does not contain `emit.py`");
 }
 
-/// Code of a source: no comments, nothing of the tests at its end, and not the field's term for memory that a backend is called after.
+/// Code of a source: no comments, nothing of the tests at its end, and not the field's term for memory that a
+/// backend is called after.
 fn code(text: &str) -> String {
     let own = text.split("#[cfg(test)]\nmod tests").next().unwrap();
     own.lines()

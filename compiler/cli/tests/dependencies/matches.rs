@@ -1,5 +1,6 @@
-//! Files that match on the variants of operators, kernels, weight formats and mixers: the module of the enum, and the files of a table
-//! here. What else depends on a variant is a method of that module, so that a new operator or kernel is a file and a row.
+//! Files that match on the variants of operators, kernels, weight formats and mixers: the module of the enum,
+//! and the files of a table here. What else depends on a variant is a method of that module, so that a new
+//! operator or kernel is a file and a row.
 
 use crate::{files, packages, root};
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +156,7 @@ impl<'ast> Visit<'ast> for Matches {
             input.parse::<Option<Token![,]>>()?;
             Ok((value, pat, guard))
         };
-        // What is parsed here does not live as long as the file.
+        // The parsed text does not live as long as the file.
         let mut inner = Matches { of: self.of.clone(), ..Matches::default() };
         if call.path.is_ident("matches") {
             let (value, pat, guard) = matched.parse2(call.tokens.clone()).unwrap();

@@ -1,8 +1,8 @@
-//! Path of a checkpoint's file: in its folder, whatever links say.
+//! Path of a checkpoint's file, which must be in its folder even if there are links.
 //!
-//! A checkpoint is untrusted data. A link in it that leads out would have moec read, and copy into a bundle, what its
-//! author has no right to. The one exception is the download cache of Hugging Face, where every file of
-//! `models--NAME/snapshots/REVISION` is a link to a blob in `models--NAME/blobs`.
+//! A checkpoint is untrusted data. With a link out of the folder, moec would read files that its author has
+//! no right to, and copy them into a bundle. The one exception is the download cache of Hugging Face, where
+//! every file of `models--NAME/snapshots/REVISION` is a link to a blob in `models--NAME/blobs`.
 
 use moec_base::error::{Error, Result};
 use moec_runtime::platform::regular;
@@ -13,10 +13,11 @@ use std::path::{Component, Path, PathBuf};
 const HINT: &str =
     "moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from";
 
-/// The path of a file of the checkpoint in `dir`; `None` if there is none.
+/// Returns the path of a file of the checkpoint in `dir`; `None` if there is no such file.
 ///
 /// # Errors
-/// A name that is not that of a file in the folder, a link that leads out of it, or one that leads nowhere.
+/// Fails if the name is not that of a file in the folder. Also fails if it is a link that leads out of the
+/// folder or to a missing file.
 pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let plain = |c: Component<'_>| matches!(c, Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {
@@ -46,7 +47,7 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The error for a file that is there and cannot be read.
+/// The error for a file that exists and cannot be read.
 pub(crate) fn unreadable(name: &str, e: &io::Error) -> Error {
     let error = Error::environment(format!("`{name}` cannot be read")).because(e);
     match regular::refused(e) {
@@ -59,7 +60,7 @@ fn outside(name: &str) -> Error {
     Error::input(format!("`{name}` is outside of the checkpoint's folder"))
 }
 
-/// The blobs of the snapshot that `home` is, in a download cache.
+/// The folder of blobs for the snapshot `home`, in a download cache.
 fn blobs(home: &Path) -> Option<PathBuf> {
     let snapshots = home.parent().filter(|p| p.ends_with("snapshots"))?;
     Some(snapshots.parent()?.join("blobs"))
@@ -111,7 +112,7 @@ mod tests {
             let said = find(&home, name).unwrap_err();
             assert!(said.message.contains("leads nowhere"), "{name}: {said}");
         }
-        // Blobs are those of a download cache alone.
+        // Links to blobs are allowed only in a download cache.
         fs::rename(at("models--a/snapshots"), at("models--a/others")).unwrap();
         assert!(find(&at("models--a/others/rev"), "blob").is_err());
     }

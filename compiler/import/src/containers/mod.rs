@@ -1,4 +1,4 @@
-//! Containers: the forms in which checkpoints are published, one row and one folder each.
+//! Containers: the formats in which checkpoints are published, one row and one folder each.
 
 mod folder;
 mod gguf;
@@ -14,33 +14,34 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Recognition and opening of a container.
+/// A container: its recognition and its reader.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     /// Name for people.
     pub name: &'static str,
-    /// Description of what is recognised, as a message goes on after "give".
+    /// Description of the path to give, which follows "give" in a message.
     pub looks: &'static str,
-    /// Whether this is one, from names alone; the first row of the table that says so takes it.
+    /// Whether a path has this container, judged by file names alone. The first matching row of the table is
+    /// used.
     pub is: fn(&Path) -> bool,
-    /// Reads its configuration; no weight is looked at.
+    /// Reads the configuration, without any weight.
     pub config: fn(&Path) -> Result<Config>,
-    /// Opens what has this configuration.
+    /// Opens the checkpoint with this configuration.
     pub open: fn(&Path, Config) -> Result<Box<dyn Container>>,
 }
 
 /// Every container that is read.
 pub const CONTAINERS: [&Kind; 2] = [&safetensors::KIND, &gguf::KIND];
 
-/// The row of what lies at a path.
+/// Returns the row for a path.
 pub fn find(path: &Path) -> Option<&'static Kind> {
     CONTAINERS.into_iter().find(|kind| (kind.is)(path))
 }
 
-/// Opens what lies at a path, if `fits` takes its configuration, which is checked before the weights are.
+/// Opens the checkpoint at a path. `fits` checks its configuration before the weights are read.
 ///
 /// # Errors
-/// None of [`CONTAINERS`] is there, or it is damaged; those of `fits`.
+/// Fails if no container of [`CONTAINERS`] is there, or if it is damaged; errors of `fits` are returned.
 pub fn open(path: &Path, fits: impl FnOnce(&Config) -> Result<()>) -> Result<Box<dyn Container>> {
     let kind = find(path).ok_or_else(|| {
         Error::input(format!("`{}` is not a checkpoint", path.display()))
@@ -51,25 +52,26 @@ pub fn open(path: &Path, fits: impl FnOnce(&Config) -> Result<()>) -> Result<Box
     (kind.open)(path, config)
 }
 
-/// An open checkpoint, as its container has it. An implementation has checked what the files say: nothing is read
-/// outside of them, and no tensor ends after its file.
+/// An open checkpoint in its container. Implementations have checked the files: no read goes beyond them, and
+/// no tensor ends after the end of its file.
 pub trait Container: fmt::Debug + Send + Sync {
     /// Path.
     fn path(&self) -> &Path;
 
-    /// The files that hold tensors; [`Tensor::file`] counts them.
+    /// The files that hold tensors; [`Tensor::file`] is an index into them.
     fn files(&self) -> &[File];
 
-    /// Every tensor by its name in the spelling of Hugging Face, by file and then in the order of its data.
+    /// Every tensor by its Hugging Face name, in the order of files and of data.
     fn tensors(&self) -> &IndexMap<String, Tensor>;
 
-    /// The order in which its rows or columns are those of Hugging Face, where they are stored in another: index `i` is the stored
-    /// index `order[i]`, and each is there once.
+    /// The order that restores its rows or columns to those of Hugging Face, if they are stored in another.
+    /// Index `i` is the stored index `order[i]`, and the order is a permutation.
     fn order(&self, _tensor: &str) -> Option<(Axis, Vec<u32>)> {
         None
     }
 
-    /// The function that its numbers went through before they were stored: they are what a family makes of those of Hugging Face.
+    /// The function that was applied to its numbers before they were stored. Families apply that function to
+    /// the numbers of Hugging Face.
     fn mapped(&self, _tensor: &str) -> Option<Elementwise> {
         None
     }
@@ -80,26 +82,27 @@ pub trait Container: fmt::Debug + Send + Sync {
     /// The model's configuration, in the keys of `config.json`.
     fn config(&self) -> &Config;
 
-    /// First and last tokens and options of sampling, in the keys of `generation_config.json`.
+    /// First and last tokens and sampling options, in the keys of `generation_config.json`.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if it exists and cannot be read.
     fn generation_config(&self) -> Result<Option<Config>> {
         Ok(None)
     }
 
-    /// Beginning of texts, in the keys of `tokenizer_config.json`.
+    /// Tokens that are added before texts, in the keys of `tokenizer_config.json`.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if it exists and cannot be read.
     fn tokenizer_config(&self) -> Result<Option<Config>> {
         Ok(None)
     }
 
-    /// A chat template that stands beside the configuration of the tokenizer, and goes before the one inside of it.
+    /// A chat template in a file of its own, which has priority over the one in the tokenizer's
+    /// configuration.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if it exists and cannot be read.
     fn chat_template(&self) -> Result<Option<String>> {
         Ok(None)
     }
@@ -107,37 +110,37 @@ pub trait Container: fmt::Debug + Send + Sync {
     /// The tokenizer, in the form of `tokenizer.json`.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// Fails if it exists and cannot be read.
     fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    /// Encodings of its types.
+    /// Encodings of the container's types.
     fn encodings(&self) -> &'static [&'static Encoding] {
         &ENCODINGS
     }
 
-    /// The file that says which tensors there are, for messages: the only one, if nothing else is said.
+    /// The file that lists the tensors, for messages; by default the only file.
     fn index(&self) -> &str {
         self.files().first().map_or("", |file| &file.name)
     }
 
-    /// Recorder of the requested tensors, where there are none.
+    /// Recorder of requested tensors, for a checkpoint without tensors.
     fn requested(&self) -> Option<&requested::Requested> {
         None
     }
 
-    /// Hears that bytes of a tensor, counted from its first, will be read soon.
+    /// Announces that bytes of a tensor, counted from its first, will be read soon.
     fn will_read(&self, _tensor: &Tensor, _bytes: Range<usize>) {}
 
-    /// Lets go of what was read and is in memory: if it is wanted again it comes from the files.
+    /// Releases the memory of what was read; later reads load from the files again.
     fn release(&self) {}
 }
 
 /// A file that holds tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Name, as messages have it.
+    /// Name in messages.
     pub name: String,
     /// Path.
     pub path: PathBuf,
@@ -148,11 +151,11 @@ pub struct File {
 pub struct Tensor {
     /// Index of its file.
     pub file: usize,
-    /// Stored type, as the container names it: `BF16`.
+    /// Stored type, by the container's name: `BF16`.
     pub dtype: String,
     /// Stored shape.
     pub shape: Vec<usize>,
-    /// Its bytes in the file.
+    /// Byte range in the file.
     pub bytes: Range<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! A checkpoint without weights: from a configuration alone, it records which tensors a family requests.
+//! A checkpoint without weights: a configuration alone, which records the tensors that a family requests.
 
 use super::{Container, File, Tensor};
 use crate::config::Config;
@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 /// The tensors that were requested.
 #[derive(Debug)]
 pub struct Requested {
-    /// Ends of the names of tensors that may be there or not, and are.
+    /// Suffixes of the names of optional tensors that exist.
     there: &'static [&'static str],
     /// Names and shapes, in the order of the requests.
     tensors: Mutex<IndexMap<String, Vec<usize>>>,
 }
 
 impl Requested {
-    /// Whether a tensor is there that may be there or not.
+    /// Whether an optional tensor exists.
     pub fn has(&self, name: &str) -> bool {
         self.there.iter().any(|end| name.ends_with(end))
     }
@@ -43,7 +43,8 @@ pub(crate) struct Imagined {
 }
 
 impl Imagined {
-    /// Of this configuration. `there`: ends of names of tensors whose presence chooses among spellings, and which are there.
+    /// Creates a checkpoint with this configuration. `there` is the suffixes of the names of optional tensors
+    /// that exist; families choose between spellings by them.
     pub(crate) fn new(config: Config, there: &'static [&'static str]) -> Self {
         Self { config, none: IndexMap::new(), requested: Requested { there, tensors: Mutex::default() } }
     }

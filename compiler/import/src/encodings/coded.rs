@@ -1,23 +1,23 @@
-//! Blocks of 32 codes and a scale, as formats of weights hold them: taken over as they are.
+//! Blocks of 32 codes and a scale in the form of a weight format, copied without rounding.
 
 use moec_ir::types::{E2M1, GROUP};
 
-/// Writes consecutive numbers of a row, the first being column `from`, as [`moec_ir::Source::stored`] has them: `take(stored,
-/// from, out)`. `stored` are the row's blocks from the one of column `from` on. `false` where a number is not finite, or blocks are
-/// missing.
+/// Writes consecutive numbers of a row, beginning with column `from`, in the form of
+/// [`moec_ir::Source::stored`]: `take(stored, from, out)`. `stored` is the row's blocks from the one of
+/// column `from` on. Returns `false` if a number is not finite or blocks are missing.
 pub type Take = fn(&[u8], usize, &mut [[u8; 3]]) -> bool;
 
-/// A block: codes, and the scale in 16 bits and as what it stands for.
+/// A block: codes, and the scale as 16 bits and as a number.
 pub struct Block {
     /// Codes in multiples of the scale.
     pub codes: [i8; GROUP],
-    /// The scale as the format stores it.
+    /// The scale in the format's 16 bits.
     pub bits: u16,
-    /// The scale.
+    /// The scale as a number.
     pub scale: f32,
 }
 
-/// Takes numbers of blocks, `block(i)` being the one of column `from` and so on.
+/// Copies numbers of blocks; `block(0)` is the block of column `from`.
 pub fn take(block: impl Fn(usize) -> Option<Block>, from: usize, mut out: &mut [[u8; 3]]) -> bool {
     let mut first = from % GROUP;
     for i in 0.. {
@@ -39,7 +39,7 @@ pub fn take(block: impl Fn(usize) -> Option<Block>, from: usize, mut out: &mut [
     true
 }
 
-/// Half of `2^(s − 127)`, as bf16 and as f32: every one is a number of bf16.
+/// Half of `2^(s − 127)`, as bf16 and as f32; bf16 can represent every value.
 pub fn half_power(s: u8) -> (u16, f32) {
     let bits = match s {
         // Subnormal.
@@ -49,7 +49,7 @@ pub fn half_power(s: u8) -> (u16, f32) {
     ((bits >> 16) as u16, f32::from_bits(bits))
 }
 
-/// Nibbles as whole codes of E2M1. Zeros lose their sign, which no sum sees.
+/// Nibbles as integer codes of E2M1. Zeros lose their sign, which does not affect sums.
 pub fn e2m1(nibble: u8) -> i8 {
     E2M1[usize::from(nibble & 15)]
 }

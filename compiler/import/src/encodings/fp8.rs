@@ -1,4 +1,4 @@
-//! FP8 E4M3, of weights and of the scales of NVFP4.
+//! FP8 E4M3, for weights and for the scales of NVFP4.
 #![expect(clippy::cast_possible_truncation, reason = "a table of all bytes")]
 
 use super::Encoding;
@@ -16,7 +16,7 @@ pub const E4M3: Encoding = Encoding {
     ..PLAIN
 };
 
-/// A number of E4M3 in the `fn` variant: bias 7, no infinity, 0x7F and 0xFF are not a number.
+/// A number of E4M3 in the `fn` variant: bias 7, no infinity; 0x7F and 0xFF are NaN.
 pub const fn e4m3(bits: u8) -> f32 {
     let magnitude = bits & 0x7f;
     let (exponent, mantissa) = (magnitude >> 3, magnitude & 7);
@@ -31,7 +31,7 @@ pub const fn e4m3(bits: u8) -> f32 {
     if bits & 0x80 == 0 { value } else { -value }
 }
 
-/// Every E4M3 number by its bits.
+/// Every E4M3 number, indexed by its bits.
 static TABLE: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut i = 0;

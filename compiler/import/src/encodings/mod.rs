@@ -1,4 +1,4 @@
-//! Encodings: how checkpoints store numbers, one row each, and what decodes them to `f32`.
+//! Encodings: the ways in which checkpoints store numbers, one row each, and their decoders to `f32`.
 
 pub mod coded;
 pub mod fp8;
@@ -7,70 +7,71 @@ pub mod plain;
 
 use moec_ir::Format;
 
-/// A way to store the numbers of a tensor, row by row, in blocks of a fixed size.
+/// A storage format of a tensor's numbers, row by row, in blocks of a fixed size.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoding {
     /// Name for people.
     pub title: &'static str,
-    /// The stored type, as containers name it.
+    /// The stored type, by its name in containers.
     pub dtype: &'static str,
-    /// Numbers of a row in a block. Rows hold whole blocks.
+    /// Numbers in a block. Rows have whole blocks.
     pub block: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    /// The format of weights that holds the numbers as they are stored.
+    /// The format of weights that can hold the numbers exactly as stored.
     pub same: Option<Same>,
-    /// Decodes.
+    /// Decodes numbers.
     pub decode: Decode,
 }
 
-/// Decodes consecutive numbers of a row, the first being column `from`, as `decode(stored, from, out)`. `stored` are the row's blocks
-/// from the one of column `from` on. What lies past their end stays as it was.
+/// Decodes consecutive numbers of a row, beginning with column `from`: `decode(stored, from, out)`. `stored`
+/// is the row's blocks from the one of column `from` on. Elements of `out` after the end of the blocks are
+/// unchanged.
 pub type Decode = fn(&[u8], usize, &mut [f32]);
 
-/// A format of weights that holds numbers as a checkpoint stores them.
+/// A format of weights that holds numbers exactly as a checkpoint stores them.
 #[derive(Clone, Copy, Debug)]
 pub struct Same {
     /// The format.
     pub format: Format,
-    /// Conversion to its numbers.
+    /// Conversion to the format's numbers.
     pub taken: Conversion,
 }
 
 /// Conversion of stored numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Conversion {
-    /// As they are, if this says of their bytes that all are finite.
+    /// Copied bytes, if this function says that all numbers in them are finite.
     Whole(fn(&[u8]) -> bool),
-    /// As codes and scales.
+    /// Codes and scales.
     Coded(coded::Take),
 }
 
-/// Every encoding that is read.
+/// Every supported encoding.
 pub const ENCODINGS: [&Encoding; 3] = [&plain::F32, &plain::BF16, &plain::F16];
 
-/// The row of a type.
+/// Returns the row of a type.
 pub fn of(table: &[&'static Encoding], dtype: &str) -> Option<&'static Encoding> {
     table.iter().copied().find(|row| row.dtype == dtype)
 }
 
 impl Encoding {
-    /// Bytes of a row of so many numbers, if they are whole blocks.
+    /// Bytes of a row with so many numbers, if they are whole blocks.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block).then(|| (cols / self.block).checked_mul(self.bytes))?
     }
 }
 
-/// The element that could not be decoded to a finite number: its index among those requested.
+/// The element that could not be decoded to a finite number, by its index among the requested ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFinite {
     /// Position in the output.
     pub at: usize,
 }
 
-/// The first number that is infinite or not a number.
+/// The first number that is infinite or NaN.
 pub fn first_non_finite(numbers: &[f32]) -> Option<NonFinite> {
-    // The largest magnitude, as an integer: a loop that vectorises.
+    // The largest magnitude, as an integer, so that the loop is vectorised.
     let largest = |m: i32, x: &f32| m.max(x.to_bits().cast_signed() & i32::MAX);
     let suspicious = numbers
         .chunks(256)
@@ -79,7 +80,7 @@ pub fn first_non_finite(numbers: &[f32]) -> Option<NonFinite> {
     numbers[from..].iter().position(|x| !x.is_finite()).map(|i| NonFinite { at: from + i })
 }
 
-/// A shape without its axes of 1, which change no number's place.
+/// A shape without its axes of 1, which do not change the position of any number.
 pub fn squeezed(shape: &[usize]) -> impl Iterator<Item = &usize> {
     shape.iter().filter(|&&n| n != 1)
 }
@@ -93,7 +94,8 @@ mod tests {
         for row in ENCODINGS.into_iter().chain([&fp8::E4M3, &mxfp4::E8M0]) {
             let found = of(&ENCODINGS, row.dtype);
             assert!(found.is_none_or(|found| found.title == row.title), "{} is after another", row.title);
-            // Every number of two blocks is written, from any column on, and nothing is read after the blocks.
+            // Every number of two blocks is written, from any column on, and no byte after the blocks is
+            // read.
             let cols = 2 * row.block;
             let stored = vec![0x31; row.row_bytes(cols).unwrap()];
             let mut whole = vec![f32::NAN; cols];

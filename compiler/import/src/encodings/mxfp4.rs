@@ -3,7 +3,7 @@
 use super::Encoding;
 use super::plain::PLAIN;
 
-/// E8M0 by its own name.
+/// E8M0 under its own type name.
 pub const E8M0: Encoding = Encoding {
     title: "E8M0",
     dtype: "F8_E8M0",
@@ -15,14 +15,14 @@ pub const E8M0: Encoding = Encoding {
     ..PLAIN
 };
 
-/// E8M0 in tensors of bytes.
+/// E8M0 in tensors of type byte.
 pub const E8M0_BYTES: Encoding = Encoding { dtype: "U8", ..E8M0 };
 
-/// The sixteen E2M1 numbers: sign, two bits of exponent with bias 1, one bit of mantissa.
+/// The sixteen E2M1 numbers: sign, two exponent bits with bias 1, one mantissa bit.
 pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// An E8M0 scale, `2^(s − 127)`; 255 is not a number.
+/// An E8M0 scale, `2^(s − 127)`; 255 is NaN.
 pub fn scale(s: u8) -> f32 {
     match s {
         255 => f32::NAN,

@@ -13,7 +13,8 @@ pub const F32: Encoding = Encoding {
     same: Some(Same {
         format: Format::F32,
         taken: Conversion::Whole(|stored| {
-            // The largest magnitude, as an integer: a loop that vectorises. Signed, which SSE2 can compare.
+            // The largest magnitude, as an integer, so that the loop is vectorised. It is signed, since SSE2
+            // can compare that.
             let largest = |m: i32, b: &[u8; 4]| m.max(i32::from_le_bytes(*b) & i32::MAX);
             stored.as_chunks().0.iter().fold(0, largest) < f32::INFINITY.to_bits().cast_signed()
         }),
@@ -69,7 +70,7 @@ pub const F16: Encoding = Encoding {
 pub(super) const PLAIN: Encoding =
     Encoding { title: "", dtype: "", block: 1, bytes: 1, same: None, decode: |_, _, _| {} };
 
-/// Whether the magnitudes of 16 bits are below infinity.
+/// Whether the magnitudes of 16-bit numbers are below infinity.
 fn halves_below(infinity: i16, stored: &[u8]) -> bool {
     let largest = |m: i16, b: &[u8; 2]| m.max(i16::from_le_bytes(*b) & i16::MAX);
     stored.as_chunks().0.iter().fold(0, largest) < infinity

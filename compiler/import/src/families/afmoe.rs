@@ -1,4 +1,4 @@
-//! Trinity: norms on both sides of each block, gated attention, layers that see all without a rotation.
+//! Trinity: norms before and after each block, gated attention, full-attention layers without a rotation.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

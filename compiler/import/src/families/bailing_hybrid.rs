@@ -1,4 +1,5 @@
-//! Ling 3.0: delta attention with a bounded decay, latent attention in every few layers, whose heads are gated; DeepSeek-V3's routing.
+//! Ling 3.0: delta attention with a bounded decay, latent attention with gated heads in every few layers;
+//! DeepSeek-V3's routing.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

@@ -1,7 +1,8 @@
-//! Bamboo and TurboSparse-Mistral: Mistral's dense layers with dReLU, a ReLU after the gate and one after up
-//! (arXiv 2406.05955, eq. 2).
+//! Bamboo and TurboSparse-Mistral: Mistral's dense layers with dReLU: one ReLU after the gate and one after
+//! up (arXiv 2406.05955, eq. 2).
 //!
-//! TurboSparse-Mistral has predictors of neurons beside each network. They are not read, and a warning says so.
+//! TurboSparse-Mistral has predictors of neurons next to each network. They are not read, and a warning says
+//! so.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

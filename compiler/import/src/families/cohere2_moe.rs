@@ -1,4 +1,5 @@
-//! Cohere's mixtures: attention and experts in parallel after one norm, layers that see all without a rotation.
+//! Cohere's mixtures: attention and experts in parallel after one norm, full-attention layers without a
+//! rotation.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -35,7 +36,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         other => return Err(config.unsupported("expert_selection_fn", other, &["softmax", "sigmoid"])),
     };
     let mut moe = Mixture::of(&b, Score::Identity, from, renorm, NAMES)?;
-    // Experts have the width of `intermediate_size`, and the two sums are added or averaged.
+    // Experts have the width of `intermediate_size`. The results of routed and shared experts are added or
+    // averaged.
     moe.shared =
         config.opt_count(&["num_shared_experts"])?.filter(|s| s.n > 0).map(|n| moe.inner.times(&n.into()));
     let share = match config.opt_text("shared_expert_combination_strategy")?.unwrap_or("sum") {

@@ -27,7 +27,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     if scoring != "softmax" {
         return Err(config.unsupported("scoring_func", scoring, &["softmax"]));
     }
-    // Here transformers ignores the key and DeepSeek's own code renormalises; no checkpoint sets it.
+    // transformers ignores this key, and DeepSeek's own code renormalises; no checkpoint sets it.
     if config.flag_or("norm_topk_prob", false)? {
         return Err(config.unsupported("norm_topk_prob", true, &["false"]));
     }

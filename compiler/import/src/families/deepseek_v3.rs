@@ -1,5 +1,5 @@
-//! DeepSeek-V3 and what is built like it (Kimi K2, Moonlight): latent attention, sigmoid routing with a
-//! selection bias (`noaux_tc`).
+//! DeepSeek-V3 and models with its architecture (Kimi K2, Moonlight): latent attention, sigmoid routing with
+//! a selection bias (`noaux_tc`).
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

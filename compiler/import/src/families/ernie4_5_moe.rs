@@ -29,7 +29,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         Ok(config.opt_count(&[key])?.map_or(otherwise, |s| s.n))
     };
     let (every, first) = (count("moe_layer_interval", 1)?, count("moe_layer_start_index", 1)?);
-    // A last layer of −1 is the model's.
+    // The value −1 means the model's last layer.
     let last = config
         .opt_number("moe_layer_end_index")?
         .filter(|&last| last >= 0.0)

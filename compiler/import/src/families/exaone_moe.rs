@@ -1,4 +1,4 @@
-//! K-EXAONE: layers that see all are not rotated, those with a window are; DeepSeek-V3's routing.
+//! K-EXAONE: only layers with a window are rotated, full-attention layers are not; DeepSeek-V3's routing.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

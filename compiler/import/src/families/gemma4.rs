@@ -1,4 +1,5 @@
-//! Gemma 4: the text part. A dense network beside the experts, each between norms; layers that see all have wider heads, whose values are their keys.
+//! Gemma 4: the text part. A dense network next to the experts, each between norms. Full-attention layers
+//! have wider heads, whose values are their keys.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -54,7 +55,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         };
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, Renorm::Sum { eps: 0.0 });
         let mut weights = b.experts(&format!("{at}.experts"), PROJ, Fused::OutIn, &experts, &inner, glu)?;
-        // What an expert gives is multiplied by a number of its own.
+        // The result of each expert is multiplied by a factor of its own.
         let by = b.tensors.take(&format!("{at}.router.per_expert_scale"), &[&experts])?;
         weights.down = WeightExpr::ScaleMatrices { of: Box::new(weights.down), by: Box::new(by) };
         let mut moe = b.simple_moe(&format!("{at}.router.proj"), router, &experts, weights)?;
@@ -87,7 +88,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     b.finish(&FAMILY, layers, norm, false)
 }
 
-/// A size of each layer that `per_layer_config` gives.
+/// A size of each layer, from `per_layer_config`.
 fn of_layers(config: &Config, key: &'static str, layers: usize) -> Result<Vec<Option<usize>>> {
     let Some(all) = config.opt_section("per_layer_config")? else { return Ok(vec![None; layers]) };
     let of = |l: usize| match all.opt_section(&l.to_string())? {
@@ -97,7 +98,7 @@ fn of_layers(config: &Config, key: &'static str, layers: usize) -> Result<Vec<Op
     (0..layers).map(of).collect()
 }
 
-/// Refuses what the smaller models of the family have.
+/// Refuses features of the family's smaller models.
 fn only_plain(config: &Config) -> Result<()> {
     for key in ["hidden_size_per_layer_input", "num_kv_shared_layers"] {
         if let Some(n) = config.opt_count(&[key])?.filter(|s| s.n > 0) {

@@ -38,7 +38,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         Some(types) => types.get(l).is_some_and(|t| t == "sliding_attention"),
         None => l.is_multiple_of(2),
     };
-    // Older configs do not give alpha, and none gives another limit than 7.
+    // Older configs do not have alpha; all known limits are 7.
     let glu = Glu::Clamped {
         alpha: config.positive_or("swiglu_alpha", 1.702)? as f32,
         limit: config.positive_or("swiglu_limit", 7.0)? as f32,

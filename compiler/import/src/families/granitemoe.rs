@@ -1,4 +1,4 @@
-//! Granite MoE: embeddings, residuals, scores and logits have factors; experts in two stacks.
+//! Granite MoE: factors on embeddings, residuals, scores and logits; experts in two stacked tensors.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

@@ -1,4 +1,4 @@
-//! Granite 4: layers of Mamba-2 and of attention, an expert for every token beside the others.
+//! Granite 4: layers of Mamba-2 and of attention, with an expert for every token next to the others.
 
 use super::Family;
 use super::granitemoe::{attention, mixture, multiplied};

@@ -1,4 +1,4 @@
-//! Granite MoE with an expert for every token beside the others.
+//! Granite MoE with an expert for every token next to the others.
 
 use super::Family;
 use super::granitemoe::{attention, mixture, multiplied};
@@ -28,7 +28,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// The expert of a layer for every token: gate and up in one matrix, or in two.
+/// The expert of a layer for every token, with gate and up in one matrix or in two.
 pub(super) fn shared(b: &Base<'_>, layer: usize) -> Result<Option<Shared>> {
     let Some(inner) = b.config.opt_count(&["shared_intermediate_size"])?.filter(|s| s.n > 0) else {
         return Ok(None);

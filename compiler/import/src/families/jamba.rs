@@ -1,4 +1,4 @@
-//! Jamba: layers of Mamba, attention without rotation in every few, experts in every second.
+//! Jamba: layers of Mamba, attention without rotation in every few layers, experts in every second layer.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -27,7 +27,8 @@ const NAMES: MoeNames = MoeNames {
     ..MoeNames::DEEPSEEK
 };
 
-/// Layers of a kind: one in every so many, by the keys of that number and of the first; `usual` where these are absent.
+/// Whether each layer is of a kind that recurs with a period and an offset, given by two keys; `usual` is the
+/// default.
 fn every(
     config: &Config,
     keys: [&'static str; 2],

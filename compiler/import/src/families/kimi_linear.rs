@@ -1,4 +1,5 @@
-//! Kimi Linear: three layers of delta attention to one of latent attention without positions, DeepSeek-V3's routing.
+//! Kimi Linear: one layer of latent attention without rotation after every three of delta attention,
+//! DeepSeek-V3's routing.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

@@ -1,4 +1,5 @@
-//! Laguna: heads gated by a softplus, as many as the kind of layer says; sigmoid routing with a selection bias.
+//! Laguna: heads gated by a softplus, with head counts by the kind of layer; sigmoid routing with a selection
+//! bias.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

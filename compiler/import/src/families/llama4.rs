@@ -1,5 +1,5 @@
-//! Llama 4: the text part. Rotated layers see their own chunk of tokens, others see all, with queries that grow with their positions; the
-//! weight of a token's expert multiplies what that reads.
+//! Llama 4: the text part. Rotated layers see only their own chunk of tokens. The others have full attention,
+//! with a position-dependent factor on queries. The weight of a token's expert multiplies the expert's input.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -67,7 +67,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// Layers with rotation: those with 1 in `no_rope_layers`; all but every n-th where the list is empty.
+/// Whether each layer has rotation: those with 1 in `no_rope_layers`, or all but every n-th if the list is
+/// empty.
 fn rotated(config: &Config, layers: usize) -> Result<impl Fn(usize) -> bool + use<>> {
     const LIST: &str = "no_rope_layers";
     let empty = config.value(LIST).and_then(Value::as_array).is_none_or(Vec::is_empty);
@@ -79,7 +80,7 @@ fn rotated(config: &Config, layers: usize) -> Result<impl Fn(usize) -> bool + us
     })
 }
 
-/// Layers with experts: those of `moe_layers`, else every n-th.
+/// Whether each layer has experts: those of `moe_layers`, or every n-th.
 fn sparse(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     let list = config.opt_ids("moe_layers")?;
     let every = config.opt_size(&["interleave_moe_layer_step"])?.map_or(1, |s| s.n);
@@ -89,7 +90,7 @@ fn sparse(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     })
 }
 
-/// The factor on queries of layers that are not rotated. `attn_temperature_tuning` is a switch, or a number for true.
+/// The factor on queries of layers without rotation. `attn_temperature_tuning` is a Boolean or a number.
 fn temperature(config: &Config) -> Result<Option<Temperature>> {
     const SWITCH: &str = "attn_temperature_tuning";
     let on = match config.value(SWITCH) {

@@ -1,5 +1,6 @@
-//! LongCat-Flash: a layer of the checkpoint is two here, of latent attention and a network each; experts, some of which compute nothing,
-//! read what the first network reads and join after the second.
+//! LongCat-Flash: a layer of the checkpoint is two here, each with latent attention and a network. Experts,
+//! some of which compute nothing, read the first network's input, and their result is added after the second
+//! network.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

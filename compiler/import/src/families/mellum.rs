@@ -1,4 +1,4 @@
-//! Mellum: Qwen3-MoE with layers of a sliding window, whose rotation differs.
+//! Mellum: Qwen3-MoE with sliding-window layers, which have another rotation.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

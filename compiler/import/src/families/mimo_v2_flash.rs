@@ -1,4 +1,5 @@
-//! MiMo-V2-Flash: layers with a short window have twice the key-value heads, and sinks; values narrower than keys.
+//! MiMo-V2-Flash: layers with a short window have sinks and twice the key-value heads; values are narrower
+//! than keys.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -23,7 +24,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let dense = b.dense_layers(1)?;
     let pattern = config.opt_layout("hybrid_layer_pattern", b.layers)?;
     let of_types = b.windows()?;
-    // As many tokens as the config says, and the token itself.
+    // The config's window does not include the token itself.
     let window = config
         .opt_size(&["sliding_window_size"])?
         .map(|s| s.n + 1)

@@ -1,4 +1,5 @@
-//! Mistral Small 4: the text part. Latent attention whose queries grow with their positions; softmax routing, perhaps limited to groups.
+//! Mistral Small 4: the text part. Latent attention with a position-dependent factor on queries; softmax
+//! routing, perhaps limited to groups.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -21,7 +22,7 @@ pub(super) static FAMILY: Family = Family {
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let text = config.opt_section("text_config")?;
     let config = text.as_ref().unwrap_or(config);
-    // Mistral's older models that see have the same class around a dense one.
+    // Mistral's older multimodal models have the same class with a dense text part.
     if let Some(other) = config.opt_text("model_type")?.filter(|name| *name != FAMILY.name) {
         return Err(config.unsupported("model_type", other, &[FAMILY.name]));
     }
@@ -46,7 +47,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// The factor on queries, which stands with the rotation.
+/// The factor on queries, whose keys are among those of the rotation.
 fn temperature(config: &Config) -> Result<Option<Temperature>> {
     let section = match config.opt_section("rope_parameters")? {
         Some(section) => Some(section),

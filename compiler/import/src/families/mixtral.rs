@@ -22,10 +22,11 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     model(&FAMILY, Base::read(config, checkpoint)?)
 }
 
-/// A model of Mixtral's tensors, and of its equations but for how gate and up join.
+/// Reads a model with Mixtral's tensors and equations; only the function that combines gate and up is a
+/// parameter.
 ///
 /// # Errors
-/// Keys and tensors that do not fit.
+/// Fails if keys or tensors do not fit.
 pub(super) fn model(family: &Family, b: Base<'_>) -> Result<ModelSpec> {
     let config = b.config;
     let (experts, k) = b.expert_counts()?;

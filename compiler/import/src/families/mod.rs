@@ -56,9 +56,9 @@ pub struct Family {
     pub name: &'static str,
     /// Name for people.
     pub title: &'static str,
-    /// Values of `architectures[0]` that mean this family.
+    /// Values of `architectures[0]` for this family.
     pub architectures: &'static [&'static str],
-    /// Published checkpoints, where some are known by name.
+    /// Published checkpoints, for messages.
     pub examples: &'static [&'static str],
     /// Reads a checkpoint.
     pub read: fn(&Config, &Checkpoint) -> Result<ModelSpec>,
@@ -110,10 +110,10 @@ pub const FAMILIES: [&Family; 42] = [
     &prosparse::FAMILY,
 ];
 
-/// The family of a config: by `architectures[0]`, or by `model_type` where that is absent.
+/// Returns the family of a config, by `architectures[0]`, or by `model_type` if that is absent.
 ///
 /// # Errors
-/// It is not supported, or the config does not say.
+/// Fails if it is not supported, or if the config does not give it.
 pub fn of(config: &Config) -> Result<&'static Family> {
     let find = |is: &dyn Fn(&Family) -> bool| FAMILIES.into_iter().find(|f| is(f));
     let architectures = config.opt_texts("architectures")?.unwrap_or_default();

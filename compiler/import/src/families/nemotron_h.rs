@@ -1,7 +1,8 @@
-//! Nemotron-H and Nemotron 3: a layer is one mixer, of Mamba-2, of attention without rotation, a network, or experts; these have no
-//! gate, and may work on rows of fewer channels.
+//! Nemotron-H and Nemotron 3. A layer has one mixer: Mamba-2, attention without rotation, a network, or
+//! experts. Experts have no gate, and may read rows of fewer channels.
 //!
-//! Steps of Mamba-2 are as long as they come, as in the published code; transformers keeps those of whole chunks above `time_step_min`.
+//! Mamba-2 steps are not clamped, as in the published code; transformers clamps those of whole chunks to at
+//! least `time_step_min`.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -29,13 +30,13 @@ const NAMES: MoeNames = MoeNames {
     ..MoeNames::DEEPSEEK
 };
 
-/// Published configurations say what each layer is by a letter.
+/// Published configurations have a letter for the kind of each layer.
 const PATTERN: &str = "hybrid_override_pattern";
-/// Kinds of layers: name and letter.
+/// Kinds of layers, by name and letter.
 const KINDS: [[&str; 2]; 4] =
     [["linear_attention", "M"], ["full_attention", "*"], ["moe", "E"], ["mlp", "-"]];
 
-/// The name of what each layer is.
+/// The name of each layer's kind.
 fn kinds(b: &Base<'_>) -> Result<Vec<&'static str>> {
     let (key, by, said): (_, _, Vec<String>) = match b.config.opt_text(PATTERN)? {
         Some(letters) => (PATTERN, 1, letters.chars().map(String::from).collect()),

@@ -1,7 +1,7 @@
 //! Phi-3.5-MoE and its SlimMoE descendants: layer norms, biases everywhere, SparseMixer routing.
 //!
-//! Phi-tiny and Phi-mini come with code of their own (`auto_map`), which differs in that head widths
-//! are independent of the hidden size; they are read from the tensors, so that both are one family.
+//! Phi-tiny and Phi-mini have code of their own (`auto_map`), in which head widths are independent of the
+//! hidden size. Head widths are read from the tensors, so all are one family.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -33,7 +33,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     }
     let inner = config.size(&["intermediate_size"])?.into();
     let bias = config.flag_or("attention_bias", false)?;
-    // The jitter bounds decide at inference, too, which near ties share a weight.
+    // The jitter bounds also decide at inference which near ties share a weight.
     let eps = config.positive_or("router_jitter_noise", 0.01)? as f32;
     let attention = GqaOptions {
         qkv_bias: bias,

@@ -1,4 +1,5 @@
-//! ProSparse-Llama (arXiv 2402.13516): Llama 2 whose activation is FATReLU, which keeps what is not below a threshold.
+//! ProSparse-Llama (arXiv 2402.13516): Llama 2 with FATReLU, which keeps values that are not below a
+//! threshold.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -28,7 +29,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     b.dense_model(&FAMILY, attention, config.flag_or("mlp_bias", false)?)
 }
 
-/// FATReLU's threshold, which is no less than 0: below it, a gate is 0.
+/// FATReLU's threshold, at least 0; a gate below it becomes 0.
 fn threshold(config: &Config) -> Result<f32> {
     const KEY: &str = "hidden_act_param";
     let threshold = config.number(KEY)?;

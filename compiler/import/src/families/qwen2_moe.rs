@@ -31,8 +31,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// The feed-forward network of each layer: where `sparse` says so, experts and a shared expert with a sigmoid gate. `renorm` says how
-/// routing weights are normalised.
+/// The feed-forward network of each layer. If `sparse` is true for it, that is experts and a shared expert
+/// with a sigmoid gate. `renorm` is the normalisation of routing weights.
 pub(super) fn feed_forward<S: Fn(usize) -> bool>(
     b: &Base<'_>,
     renorm: Renorm,
@@ -57,7 +57,7 @@ pub(super) fn feed_forward<S: Fn(usize) -> bool>(
     })
 }
 
-/// The sliding window of each layer: by `layer_types`, or every second one below `max_window_layers`.
+/// The sliding window of each layer: by `layer_types`, or for every second layer below `max_window_layers`.
 fn windows(config: &Config) -> Result<impl Fn(usize) -> Option<usize> + use<>> {
     let window = if config.flag_or("use_sliding_window", false)? {
         config.opt_size(&["sliding_window"])?.map(|s| s.n)

@@ -1,4 +1,4 @@
-//! Qwen3.5-MoE and Qwen3.6: the text part, whose layers are those of Qwen3-Next; every layer has experts.
+//! Qwen3.5-MoE and Qwen3.6: the text part, with the layers of Qwen3-Next; every layer has experts.
 
 use super::Family;
 use super::qwen3_next::hybrid;

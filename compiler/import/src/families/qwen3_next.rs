@@ -1,4 +1,5 @@
-//! Qwen3-Next: three layers of the gated delta rule to one of attention, whose result is gated; a shared expert with a gate.
+//! Qwen3-Next: one layer of gated attention after every three of the gated delta rule; a shared expert with a
+//! gate.
 
 use super::Family;
 use super::qwen2_moe::feed_forward;
@@ -26,7 +27,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     hybrid(b, &FAMILY, weights, sparse)
 }
 
-/// A model of such layers. `renorm` says how routing weights are normalised, `sparse` which layers have experts.
+/// Reads a model with such layers. `renorm` is the normalisation of routing weights; `sparse` says which
+/// layers have experts.
 pub(super) fn hybrid(
     mut b: Base<'_>,
     family: &Family,
@@ -53,7 +55,7 @@ pub(super) fn hybrid(
     })
 }
 
-/// Layers with attention: by `layer_types`, or every `full_attention_interval`-th.
+/// Whether each layer has attention: by `layer_types`, or every `full_attention_interval`-th.
 fn attends(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
     let types = config.opt_texts("layer_types")?;

@@ -1,9 +1,9 @@
-//! SmallThinker (arXiv 2507.20984): experts with ReGLU, chosen by a router that reads the stream before the layer,
-//! before any norm; layers without rotation, and layers with a sliding window.
+//! SmallThinker (arXiv 2507.20984): experts with ReGLU; layers without rotation, and layers with a sliding
+//! window. The router reads the stream before the layer, before any norm.
 //!
-//! Weights of the chosen are a softmax of their logits, or sigmoids divided by their sum. The choice is the same, since both
-//! grow with the logit, and it is made on logits: in f32, sigmoids of large ones are equal. `norm_topk_prob` stands in
-//! published configs and decides nothing in the published code, nor here.
+//! Routing weights are a softmax of the chosen experts' logits, or sigmoids divided by their sum. Both grow
+//! with the logit, so experts are chosen by logits: in f32, sigmoids of large logits are equal. Published
+//! configs have `norm_topk_prob`, but the published code does not use it, so it is ignored.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -24,7 +24,7 @@ pub(super) static FAMILY: Family = Family {
     read,
 };
 
-/// As its experts have them.
+/// Names of the parts of experts.
 const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down", ..PROJ };
 /// Keys of counts and sizes, in the spellings of published and of earlier configs.
 const EXPERTS: [&str; 2] = ["moe_num_primary_experts", "num_experts"];
@@ -66,7 +66,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// Refuses what earlier configs had keys for and no published checkpoint has.
+/// Refuses features of earlier configs that no published checkpoint has.
 fn plans(config: &Config, layers: usize) -> Result<()> {
     for (key, usual) in
         [("use_qk_norm", false), ("moe_enable_secondary_experts", false), ("moe_enable_early_router", true)]

@@ -1,5 +1,5 @@
-//! Step 3.5 and 3.7: the text part. Layers with a window have heads of their own number, heads are gated, and networks are bounded layer
-//! by layer.
+//! Step 3.5 and 3.7: the text part. Layers with a window have another number of heads, heads are gated, and
+//! activations of networks have bounds for each layer.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -83,7 +83,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// Dense layers: by `mlp_layer_types`, or all that `moe_layers_enum` does not name.
+/// Whether each layer is dense: by `mlp_layer_types`, or all that `moe_layers_enum` does not name.
 fn dense(b: &Base<'_>) -> Result<impl Fn(usize) -> bool + use<>> {
     const KEY: &str = "moe_layers_enum";
     let of_types = b.dense_layers(0)?;
@@ -94,7 +94,8 @@ fn dense(b: &Base<'_>) -> Result<impl Fn(usize) -> bool + use<>> {
     Ok(move |l: usize| list.as_ref().map_or_else(|| of_types(l), |sparse| !sparse.contains(&l)))
 }
 
-/// Functions that join gate and up in each layer's networks: with a bound where the list has a number above 0.
+/// Functions that combine gate and up in each layer's networks, with a bound if the list has a number above
+/// 0.
 fn limits(config: &Config, key: &str, layers: usize) -> Result<Vec<Glu>> {
     const SILU: Glu = Glu::Gated(moec_ir::Activation::Silu);
     let Some(list) = config.value(key) else { return Ok(vec![SILU; layers]) };

@@ -1,6 +1,7 @@
-//! TurboSparse-Mixtral (arXiv 2406.05955): Mixtral with dReLU, a ReLU after the gate and one after up.
+//! TurboSparse-Mixtral (arXiv 2406.05955): Mixtral with dReLU: one ReLU after the gate and one after up.
 //!
-//! Published checkpoints have predictors of neurons beside the experts. They are not read, and a warning says so.
+//! Published checkpoints have predictors of neurons next to the experts. They are not read, and a warning
+//! says so.
 
 use super::{Family, mixtral};
 use crate::checkpoint::Checkpoint;

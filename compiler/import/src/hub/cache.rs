@@ -1,5 +1,5 @@
-//! The cache of the hub's own tools, which other programs share: `blobs` by their hashes, `snapshots` of commits that link to
-//! them, `refs` that name commits.
+//! The cache of the hub's own tools, which other programs share. It has `blobs` by their hashes, `snapshots`
+//! of commits that link to blobs, and `refs` that name commits.
 
 use super::name::{Name, is_hash};
 use moec_base::error::{Error, Result, io_error};
@@ -14,7 +14,7 @@ pub(super) struct Repo {
     revision: String,
 }
 
-/// The value of a variable that is set to something.
+/// The value of a variable that is not empty.
 pub(super) fn var(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
@@ -32,7 +32,7 @@ pub(super) fn models() -> Result<PathBuf> {
     var("HF_HUB_CACHE").map_or_else(|| home().map(|h| h.join("hub")), Ok)
 }
 
-/// The token: `$HF_TOKEN`, or the file that the hub's own login writes.
+/// The token: `$HF_TOKEN`, or the file that the hub's login command writes.
 pub(super) fn token() -> Option<String> {
     let given = std::env::var("HF_TOKEN").ok();
     let file = || {
@@ -40,7 +40,7 @@ pub(super) fn token() -> Option<String> {
         fs::read_to_string(path).ok()
     };
     let token = given.filter(|t| !t.trim().is_empty()).or_else(file)?.trim().to_owned();
-    // It becomes a line of a request.
+    // The token becomes a line of a request.
     (!token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic())).then_some(token)
 }
 
@@ -61,14 +61,14 @@ impl Repo {
         self.root.join("snapshots").join(commit)
     }
 
-    /// The commit that the cache has for the revision, if its folder is there.
+    /// The commit that the cache records for the revision, if its folder exists.
     pub(super) fn commit(&self) -> Option<String> {
         let named = fs::read_to_string(self.root.join("refs").join(&self.revision)).ok();
         let commit = named.map_or_else(|| self.revision.clone(), |text| text.trim().to_owned());
         (is_hash(&commit, 40) && self.snapshot(&commit).is_dir()).then_some(commit)
     }
 
-    /// Notes which commit a revision is.
+    /// Records the commit of a revision.
     pub(super) fn note(&self, commit: &str) -> Result<()> {
         if self.revision == commit {
             return Ok(());
@@ -77,7 +77,7 @@ impl Repo {
         moec_base::disk::write_whole(&path, commit.as_bytes()).map_err(|e| io_error("write", &path, &e))
     }
 
-    /// Puts a blob into a commit's folder under its name.
+    /// Links a blob into a commit's folder under its name.
     pub(super) fn link(&self, commit: &str, file: &str, hash: &str) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(file);
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -96,7 +96,7 @@ impl Repo {
         #[cfg(not(unix))]
         let done = fs::hard_link(self.blob(hash), &path);
         match done {
-            // Another process links the same blob.
+            // Another process has linked the same blob.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => {}
             done => done.map_err(|e| io_error("link", &path, &e))?,
         }
@@ -104,7 +104,7 @@ impl Repo {
     }
 }
 
-/// Names of the models that the cache holds, in order.
+/// Names of the models in the cache, sorted.
 pub(super) fn held() -> Vec<String> {
     let entries = models().ok().and_then(|folder| fs::read_dir(folder).ok());
     let mut names: Vec<String> = entries

@@ -1,4 +1,4 @@
-//! Requests to a hub: what a model has, and the bytes of a file, a piece at a time.
+//! Requests to a hub: the list of a model's files, and the bytes of a file, in pieces.
 
 use super::name::{Name, is_hash, is_path};
 use moec_base::error::{Error, Result};
@@ -10,16 +10,17 @@ use ureq::{Agent, Body};
 
 /// Most bytes of a list of files.
 const MOST_LIST: u64 = 64 << 20;
-/// Redirections that are followed.
+/// Most redirections that are followed.
 const HOPS: usize = 5;
-/// Time that a connection, and the beginning of an answer, may take.
+/// Time limit for a connection and for the beginning of a response.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time that a piece may take, of [`PIECE`] bytes at most.
+/// Time limit for a piece of at most [`PIECE`] bytes.
 const PIECE_PATIENCE: Duration = Duration::from_mins(10);
-/// Bytes that one request requests: a line that stalls is noticed after it, and what has come stays.
+/// Bytes of one request. A stalled connection is noticed at the end of a request, and the bytes received so
+/// far are kept.
 pub(super) const PIECE: u64 = 256 << 20;
 
-/// A file as the hub lists it.
+/// A file in the hub's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listed {
     pub(super) name: String,
@@ -27,12 +28,12 @@ pub(super) struct Listed {
     pub(super) hash: Hash,
 }
 
-/// By what the content of a file is known.
+/// Hash of a file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Hash {
-    /// Of large files: the SHA-256 of the content.
+    /// SHA-256 of the content, for large files.
     Sha256(String),
-    /// Of small ones: git's SHA-1, of `blob`, the length and the content.
+    /// Git's SHA-1 of `blob`, the length and the content, for small files.
     Git(String),
 }
 
@@ -51,23 +52,23 @@ pub(super) struct Listing {
     pub(super) files: Vec<Listed>,
 }
 
-/// Speaks to one hub.
+/// Client of one hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
 }
 
-/// Reason that a piece did not come.
+/// Reason that a piece was not received.
 pub(super) enum Broken {
-    /// Asking again may help.
+    /// A temporary error: a retry may succeed.
     Line(String),
-    /// It will not.
+    /// A permanent error.
     Said(Error),
 }
 
 impl Client {
-    /// `endpoint`: such as `https://huggingface.co`.
+    /// Creates a client. `endpoint` is an address such as `https://huggingface.co`.
     pub(super) fn new(endpoint: &str, token: Option<String>) -> Result<Self> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if authority(&endpoint).is_none() {
@@ -89,7 +90,7 @@ impl Client {
         Ok(Self { agent, endpoint, token })
     }
 
-    /// Asks, and follows redirections. The token goes to the hub alone.
+    /// Sends a request and follows redirections. The token is sent to the hub alone.
     fn request(&self, url: &str, range: Option<(u64, u64)>) -> Result<Response<Body>, Broken> {
         let mut url = url.to_owned();
         for _ in 0..=HOPS {
@@ -136,7 +137,7 @@ impl Client {
         })
     }
 
-    /// The bytes `from..to` of a file of a commit.
+    /// Returns the bytes `from..to` of a file of a commit.
     pub(super) fn piece(
         &self,
         name: &Name,
@@ -156,7 +157,7 @@ impl Client {
                     ))));
                 }
             }
-            // A server without ranges sends all of it.
+            // A server without range support sends the whole file.
             200 if from == 0 => {}
             200 => {
                 return Err(Broken::Said(Error::environment(format!(
@@ -180,7 +181,7 @@ impl Client {
         }
     }
 
-    /// Error of a status other than 200.
+    /// The error for a status other than 200.
     fn refusal(&self, name: &Name, response: &Response<Body>) -> Error {
         let status = response.status().as_u16();
         let code = header(response, "x-error-code").unwrap_or_default();
@@ -226,7 +227,8 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Reads a list of files; what has no plain name, size or hash is left out, as nothing of ours.
+/// Parses a list of files. Files without a plain name, size or hash are left out, since a build does not need
+/// them.
 fn listing(bytes: &[u8]) -> Result<Listing, String> {
     let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let commit = json["sha"].as_str().filter(|sha| is_hash(sha, 40)).ok_or("it names no commit")?;

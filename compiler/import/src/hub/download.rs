@@ -1,4 +1,5 @@
-//! Files into the cache: a piece at a time, from where the last attempt ended, checked before they get their names.
+//! Downloads into the cache: in pieces, resumed where the last attempt ended, and checked before files get
+//! their names.
 
 use super::cache::Repo;
 use super::client::{Broken, Client, Hash, Listed, PIECE};
@@ -15,12 +16,12 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Number of times that a line may break without anything having come.
+/// Number of times that a connection may fail without any progress.
 const ATTEMPTS: u32 = 5;
-/// Length of the first pause; each is twice the one before.
+/// Length of the first pause; each pause is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Fetches files that the cache lacks, and puts all of them into the commit's folder.
+/// Downloads files that the cache lacks, and links all of them into the commit's folder.
 pub(super) fn all(
     client: &Client,
     name: &Name,
@@ -42,16 +43,16 @@ pub(super) fn all(
     files.iter().try_for_each(|f| repo.link(commit, &f.name, f.hash.text()).map(|_| ()))
 }
 
-/// Blobs get their names when they were checked, so that only the size has to be checked.
+/// Blobs have their names only after a check, so checking the size is enough here.
 fn is_whole(blob: &Path, bytes: u64) -> bool {
     fs::metadata(blob).is_ok_and(|m| m.is_file() && m.len() == bytes)
 }
 
-/// Opens and locks a file that is on its way, since two processes would write the same bytes twice. `None` where another
-/// process has fetched it meanwhile. `wait` is called while another process fetches it.
+/// Opens and locks a partial file, so that two processes do not download the same bytes. `None` if another
+/// process has finished the download meanwhile. `wait` is called while another process downloads it.
 ///
 /// # Errors
-/// A file that cannot be created, and what `wait` returns.
+/// Fails if the file cannot be created; errors of `wait` are returned.
 fn lock(
     partial: &Path,
     is_whole: impl Fn() -> bool,
@@ -65,10 +66,10 @@ fn lock(
                 wait()?;
                 continue;
             }
-            // A file system without locks: two processes write the same bytes, which are checked.
+            // Without locks in the file system, two processes write the same bytes, which are checked later.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
-        // Until it was locked, the other process may have renamed or removed it.
+        // Before the lock, the other process may have renamed or removed the file.
         let own = same_file(&out, partial);
         if is_whole() {
             if own {
@@ -82,7 +83,7 @@ fn lock(
     }
 }
 
-/// A file on its way.
+/// A partial file.
 struct Fetch<'a> {
     client: &'a Client,
     name: &'a Name,
@@ -93,7 +94,7 @@ struct Fetch<'a> {
     progress: &'a Progress,
 }
 
-/// The sum of a file's content, as the hub knows it.
+/// The hash of a file's content, of the kind that the hub has.
 enum Sum {
     Sha256(Sha256),
     Git(Sha1),
@@ -154,7 +155,7 @@ impl Fetch<'_> {
                 Err(Stopped::Disk(e)) => return Err(failed(e)),
                 Err(Stopped::Hub(Broken::Said(e))) => {
                     if done == 0 {
-                        // Nothing has come that another attempt could go on with.
+                        // Another attempt has no bytes to resume from.
                         let _ = fs::remove_file(&partial);
                     }
                     return Err(e);
@@ -186,7 +187,7 @@ impl Fetch<'_> {
         fs::rename(&partial, &blob).map_err(|e| io_error("write", &blob, &e))
     }
 
-    /// Sums up what an earlier attempt has left, and gives how much that is.
+    /// Hashes the bytes that an earlier attempt left, and returns their number.
     fn read_again(&self, out: &mut File, sum: &mut Sum) -> io::Result<u64> {
         let there = out.metadata()?.len();
         if there > self.file.bytes {
@@ -207,7 +208,7 @@ impl Fetch<'_> {
         Ok(done)
     }
 
-    /// One request's bytes after those that are there.
+    /// Appends the bytes of one request.
     fn piece(&self, out: &mut File, sum: &mut Sum, done: &mut u64) -> Result<(), Stopped> {
         let to = self.file.bytes.min(done.saturating_add(PIECE));
         let mut from =
@@ -238,7 +239,7 @@ enum Stopped {
 mod tests {
     use super::*;
 
-    /// Result of a wait, while another process does `what`.
+    /// Message for a wait while another process does `what`.
     fn after(what: impl Fn(&Path, &Path) -> io::Result<()>) -> (Option<File>, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let [partial, blob] = ["blob.incomplete", "blob"].map(|n| folder.path().join(n));

@@ -1,10 +1,11 @@
 //! Models by their names on a hub: `moec init allenai/OLMoE-1B-7B-0924`.
 //!
-//! Files go into the cache that the hub's own tools have, in its layout, so that nothing is there twice. Only what a build reads is
-//! fetched: configuration, tokenizer, templates, and the weights that the index names, or one GGUF file with its parts. Everything
-//! that the hub says is untrusted: names that are no plain paths are left out, sizes bound what is read, and every file is
-//! compared with its hash before it gets its name. A file that is cut off stays as `HASH.incomplete`, and the next attempt goes on
-//! at its end.
+//! Files are stored in the cache of the hub's own tools, in its layout, so that no file is stored twice. Only
+//! the files that a build reads are downloaded. These are configuration, tokenizer, templates, and the
+//! weights that the index names, or one GGUF file with its parts. All data from the hub is untrusted: names
+//! that are not plain paths are left out, sizes limit reads, and every file is checked against its hash
+//! before it gets its name. An interrupted file is kept as `HASH.incomplete`, and the next attempt resumes at
+//! its end.
 
 mod cache;
 mod client;
@@ -22,7 +23,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Address of the hub without `HF_ENDPOINT`.
+/// Default address of the hub; `HF_ENDPOINT` overrides it.
 const ENDPOINT: &str = "https://huggingface.co";
 /// Small files that a build may read.
 const SMALL: [&str; 8] = [
@@ -37,15 +38,15 @@ const SMALL: [&str; 8] = [
 ];
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
-/// GGUF files that a hint names.
+/// Most GGUF files in a hint.
 const NAMED: usize = 8;
 
-/// The folder or file that a name stands for, fetched if it is not in the cache. `offline`: from the cache alone; so does
-/// `HF_HUB_OFFLINE`.
+/// Returns the folder or file of a model name, and downloads it if it is not in the cache. With `offline` or
+/// `HF_HUB_OFFLINE`, only the cache is used.
 ///
 /// # Errors
-/// No such model, revision or file, one with restricted access, no network, too little space, a file with another hash;
-/// offline, a model that is not in the cache.
+/// Fails without such a model, revision or file, without access or network, with too little space, or for a
+/// wrong hash. Offline, also fails for a model that is not in the cache.
 pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let repo = Repo::of(name)?;
     if offline || is_requested("HF_HUB_OFFLINE") {
@@ -77,12 +78,12 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
     Ok(name.file.as_ref().map_or(folder.clone(), |file| folder.join(file)))
 }
 
-/// Whether a variable is set to something that means yes.
+/// Whether a variable is set to a value that means yes.
 fn is_requested(var: &str) -> bool {
     std::env::var(var).is_ok_and(|v| ["1", "true", "yes", "on"].contains(&v.to_ascii_lowercase().as_str()))
 }
 
-/// Path in the cache for a name.
+/// Returns the path in the cache for a name.
 fn from_cache(name: &Name, repo: &Repo) -> Result<PathBuf> {
     let missing = |what: String| {
         let held = cache::held();
@@ -113,7 +114,7 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The small files of a checkpoint, and its index of weights where there is one, which is among them.
+/// The small files of a checkpoint, among them the index of weights, if there is one.
 fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, Option<&'a Listed>)> {
     let find = |wanted: &str| files.iter().find(|f| f.name == wanted);
     let index = find(INDEX);
@@ -155,7 +156,7 @@ fn weights<'a>(
     names.into_iter().map(find).collect()
 }
 
-/// The files that an index of weights names.
+/// Files in an index of weights.
 fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
     let path = folder.join(INDEX);
     let wrong =
@@ -170,7 +171,7 @@ fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
         .ok_or_else(|| wrong("it names what is not a file beside it".to_owned()))
 }
 
-/// A GGUF file, and the other parts where it is one of several (`-00001-of-00003.gguf`).
+/// A GGUF file, and the other parts if it is one of several (`-00001-of-00003.gguf`).
 fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a Listed>> {
     let all = parts(file);
     let find = |wanted: &String| {
@@ -188,7 +189,7 @@ fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a 
     all.iter().map(find).collect()
 }
 
-/// The names of all parts of a file of which one is named.
+/// The names of all parts, from the name of one part.
 fn parts(file: &str) -> Vec<String> {
     let split = || {
         let stem = file.strip_suffix(".gguf")?;
@@ -201,7 +202,7 @@ fn parts(file: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
-/// Refuses what the disk has no room for, before anything large is fetched.
+/// Fails if the disk has too little room, before any large file is downloaded.
 fn check_space(name: &Name, repo: &Repo, files: &[&Listed]) -> Result<()> {
     let missing = |f: &&Listed| {
         let there = |suffix: &str| {

@@ -2,24 +2,24 @@
 
 use std::fmt;
 
-/// The revision of a name that has none.
+/// Default revision.
 const MAIN: &str = "main";
 
-/// Requested model. All parts are plain: none leads out of a folder.
+/// A requested model. No part leads out of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Its publisher.
+    /// Its owner.
     pub owner: String,
     /// Its name.
     pub model: String,
     /// Branch, tag or commit.
     pub revision: String,
-    /// One file of it, in place of the whole checkpoint.
+    /// One file of it, instead of the whole checkpoint.
     pub file: Option<String>,
 }
 
 impl Name {
-    /// Reads a name; `None` where the text has not the form of one.
+    /// Parses a name; `None` if the text does not have the form of one.
     pub fn parse(text: &str) -> Option<Self> {
         let (text, file) = text.split_once(':').map_or((text, None), |(rest, file)| (rest, Some(file)));
         let (text, revision) = text.split_once('@').unwrap_or((text, MAIN));
@@ -37,7 +37,7 @@ impl Name {
         })
     }
 
-    /// The folder of the cache that holds it.
+    /// Its folder in the cache.
     pub(super) fn folder(&self) -> String {
         format!("models--{}--{}", self.owner, self.model)
     }
@@ -69,12 +69,12 @@ pub(super) fn is_path(text: &str) -> bool {
     text.split('/').count() <= 8 && text.split('/').all(is_plain)
 }
 
-/// Whether a file's name is one of GGUF's.
+/// Whether a file name is that of a GGUF file.
 pub(super) fn is_gguf(file: &str) -> bool {
     std::path::Path::new(file).extension().is_some_and(|e| e == "gguf")
 }
 
-/// Whether a text is a hash in hexadecimal with so many digits.
+/// Whether a text is a hexadecimal hash with so many digits.
 pub(super) fn is_hash(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }

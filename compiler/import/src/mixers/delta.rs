@@ -1,5 +1,6 @@
-//! Linear attention by the gated delta rule, as Qwen3-Next has it (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*): a short
-//! convolution, a state that decays and is corrected token by token, and a gate on what it says.
+//! Linear attention by the gated delta rule, as in Qwen3-Next (Yang, Kautz and Hatamizadeh, *Gated Delta
+//! Networks*). It has a short convolution, a state that decays and is corrected token by token, and a gate on
+//! the state's output.
 
 use super::{Mix, StateSize};
 use crate::common::Base;
@@ -9,7 +10,7 @@ use crate::tensors::{Dim, by_channel, taps};
 use moec_base::error::Result;
 use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Part, StateKind, ValueId, WeightClass, WeightExpr};
 
-/// Added to the sum of squares of a query and of a key.
+/// Epsilon, which is added to the sum of squares of a query and of a key.
 const EPS: f32 = 1e-6;
 
 /// The mixer. `K` and `V` are [`key`](Self::key) and [`value`](Self::value).
@@ -17,43 +18,43 @@ const EPS: f32 = 1e-6;
 pub struct GatedDelta {
     /// Heads of queries and keys.
     pub key_heads: usize,
-    /// Heads of values, a multiple.
+    /// Heads of values, a multiple of those of keys.
     pub heads: usize,
     /// Channels of a query and of a key.
     pub key: usize,
     /// Channels of a value.
     pub value: usize,
-    /// Rows that the convolution reads, its own included.
+    /// Rows that the convolution reads, with the current one.
     pub taps: usize,
     /// Query, key, value one after the other, `[2·key_heads·K + heads·V, hidden]`.
     pub qkv: Projection,
     /// Convolution of their channels, `[taps, 2·key_heads·K + heads·V]`.
     pub conv: WeightExpr,
-    /// Gate of the result, `[heads·V, hidden]`, in one matrix or as the product of two.
+    /// Gate of the result, `[heads·V, hidden]`, as one matrix or as the product of two.
     pub gate: Vec<Projection>,
     /// Function of the gate.
     pub gate_by: Activation,
-    /// What decay comes from, `[heads, hidden]` or, with one for each channel of a key, `[heads·K, hidden]`; with a bias, in one
-    /// matrix or as the product of two.
+    /// Projection to the decay's input: `[heads, hidden]`, or `[heads·K, hidden]` with one number for each
+    /// channel of a key. It has a bias, and is one matrix or the product of two.
     pub decay: Vec<Projection>,
-    /// How it becomes a logarithm of a factor below 1.
+    /// Function from that input to the logarithm of a factor below 1.
     pub decay_by: Decay,
-    /// Factor of that function, as long as decay.
+    /// Rate of that function, with the decay's length.
     pub rate: WeightExpr,
-    /// How much a value replaces what the state says, `[heads, hidden]`.
+    /// Projection to the share of the state's value that is replaced, `[heads, hidden]`.
     pub beta: Projection,
-    /// Norm of each head's result: what is added to the mean square, and its weight `[V]`.
+    /// Norm of each head's result: epsilon, and weight `[V]`.
     pub norm: (f32, WeightExpr),
     /// Output, `[hidden, heads·V]`.
     pub out: Projection,
 }
 
-/// How decay becomes the logarithm of a factor.
+/// Function from the decay's input to the logarithm of a factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
-    /// `rate · ln(1 + e^x)`, of a rate below 0.
+    /// `rate · ln(1 + e^x)`, for a rate below 0.
     Softplus,
-    /// `bound / (1 + e^−(rate · x))`, of a bound below 0.
+    /// `bound / (1 + e^−(rate · x))`, for a bound below 0.
     Sigmoid {
         /// The bound.
         bound: f32,
@@ -61,7 +62,7 @@ pub enum Decay {
 }
 
 impl GatedDelta {
-    /// Channels of all queries, which are as many as those of all keys.
+    /// Channels of all queries; all keys have the same number.
     fn keys(&self) -> usize {
         self.key_heads * self.key
     }
@@ -141,7 +142,7 @@ impl Mix for GatedDelta {
     }
 }
 
-/// Rows through one linear map, or through two.
+/// Applies one linear map to rows, or two.
 fn path<'a>(
     l: &mut Lowering<'a, '_>,
     name: &str,
@@ -156,11 +157,11 @@ fn path<'a>(
 }
 
 impl Base<'_> {
-    /// The gated delta rule of a layer, below `linear_attn`: with one matrix for what each of `qkv`, `z`, `b` and `a` names, or with
-    /// two, whose rows are grouped by heads of keys.
+    /// Reads the gated delta rule of a layer, below `linear_attn`. It has one matrix for each of `qkv`, `z`,
+    /// `b` and `a`, or two matrices with rows that are grouped by key heads.
     ///
     /// # Errors
-    /// Keys or tensors that do not fit.
+    /// Fails if keys or tensors do not fit.
     pub fn gated_delta(&self, layer: usize) -> Result<GatedDelta> {
         let (c, t, hidden) = (self.config, &self.tensors, &self.hidden);
         let at = format!("{}.linear_attn", self.layer(layer));
@@ -182,7 +183,7 @@ impl Base<'_> {
         let channels = keys.twice().plus(&values);
         let weight = |name: &str| format!("{at}.{name}.weight");
         let plain = |weight| Projection { weight, bias: None };
-        // Each of the two may be one tensor, where what belongs to a key head is together.
+        // Each of these pairs may be one tensor, in which the rows of a key head are together.
         let (all, both) = (weight("in_proj_qkvz"), weight("in_proj_ba"));
         let (n, each) = (key_heads.n, heads.n / key_heads.n);
         let part = |of: &WeightExpr, start, len| rows_of_heads(of, n, start, len);
@@ -230,23 +231,24 @@ impl Base<'_> {
     }
 }
 
-/// Sizes of Kimi Delta Attention: heads, channels of each, and taps of its convolutions.
+/// Sizes of Kimi Delta Attention.
 #[derive(Clone, Debug)]
 pub struct KdaSizes {
     /// Heads.
     pub heads: Dim,
     /// Channels of a head.
     pub dim: Dim,
-    /// Taps.
+    /// Taps of the convolutions.
     pub taps: Dim,
 }
 
 impl Base<'_> {
-    /// Kimi Delta Attention of a layer (Kimi Team, *Kimi Linear*, section 3): the gated delta rule with a decay for each channel of
-    /// a key, query, key and value each with a convolution. `bound` is that of a safe gate.
+    /// Reads Kimi Delta Attention of a layer (Kimi Team, *Kimi Linear*, section 3). It is the gated delta
+    /// rule with a decay for each channel of a key, and separate convolutions of query, key and value.
+    /// `bound` is the bound of a safe gate.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn kda(&self, at: &str, sizes: &KdaSizes, bound: Option<f32>, out: &str) -> Result<GatedDelta> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let KdaSizes { heads, dim, taps } = sizes;
@@ -257,7 +259,7 @@ impl Base<'_> {
         };
         let qkv = each("proj", &|name| t.take(name, &[&wide, hidden]))?;
         let conv = each("conv1d", &|name| by_channel(t, name, &wide, taps))?;
-        // One matrix, or two of which the first is narrow.
+        // One matrix, or the product of two, the first of which is narrow.
         let path = |part: &str, bias: Option<WeightExpr>| -> Result<Vec<Projection>> {
             let narrow = name(&format!("{part}_a_proj"));
             if !t.has(&format!("{narrow}.weight")) {
@@ -292,7 +294,7 @@ impl Base<'_> {
     }
 }
 
-/// Rows `start .. start + len` of each of the heads that a matrix is cut into, one after the other.
+/// Rows `start .. start + len` of each head of a matrix, concatenated.
 pub(super) fn rows_of_heads(of: &WeightExpr, heads: usize, start: usize, len: usize) -> WeightExpr {
     let split = WeightExpr::Split { heads, of: Box::new(of.clone()) };
     let rows = WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of: Box::new(split) };

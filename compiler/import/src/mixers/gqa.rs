@@ -1,4 +1,4 @@
-//! Grouped-query attention, as llama-like families have it.
+//! Grouped-query attention of llama-like families.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::delta::rows_of_heads;
@@ -29,11 +29,11 @@ pub struct Gqa {
     pub gate: Option<OutputGate>,
     /// Key, `[kv_heads·head_dim, hidden]`.
     pub k: Projection,
-    /// Value, `[kv_heads·v_dim, hidden]`; `None`: what the key is before its norm and its rotation.
+    /// Value, `[kv_heads·v_dim, hidden]`; `None`: the key before its norm and rotation.
     pub v: Option<Projection>,
     /// Factor on the value.
     pub v_scale: f32,
-    /// Root mean square norm of each value, without a weight: what is added to the mean square.
+    /// Root-mean-square norm of each value, without a weight: its epsilon.
     pub v_norm: Option<f32>,
     /// Output, `[hidden, heads·v_dim]`.
     pub o: Projection,
@@ -41,15 +41,15 @@ pub struct Gqa {
     pub qk_norm: Option<QkNorm>,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
-    /// Rotation of the first channels of each head; none in layers that see no positions but by the mask (NoPE).
+    /// Rotation of the first channels of each head; `None` in layers without position encodings (NoPE).
     pub rope: Option<Rope>,
     /// Pairing of channels.
     pub style: RopeStyle,
     /// Sliding window in tokens.
     pub window: Option<usize>,
-    /// Whether the window does not slide: rows see their own chunk of so many tokens.
+    /// Whether the window is a fixed chunk: rows see only their own chunk of so many tokens.
     pub chunked: bool,
-    /// Factor on queries that grows with their positions.
+    /// Position-dependent factor on queries.
     pub temperature: Option<Temperature>,
     /// Extra softmax column of each head, `[heads]`.
     pub sinks: Option<WeightExpr>,
@@ -60,33 +60,33 @@ pub struct Gqa {
 /// The factor `1 + beta · ln(1 + ⌊(position + offset) / every⌋)` on queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// Slope over the logarithm.
+    /// Coefficient of the logarithm.
     pub beta: f32,
-    /// Positions that share a factor.
+    /// Number of consecutive positions with the same factor.
     pub every: usize,
     /// Added to the position.
     pub offset: usize,
 }
 
 impl Temperature {
-    /// The queries `q` times the factors of their rows.
+    /// Multiplies the queries `q` by the factors of their rows.
     ///
     /// # Errors
-    /// Parts that do not fit each other.
+    /// Fails if parts do not fit each other.
     pub(super) fn lower(self, l: &mut Lowering<'_, '_>, q: ValueId) -> LowerResult {
         let Self { beta, every, offset } = self;
         l.g.one(Op::ScaleByPosition { beta, every, offset }, &[q.into(), Graph::POS.into()])
     }
 }
 
-/// Factor of attention's result.
+/// Gate on attention's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputGate {
     /// `[heads·v_dim, hidden]`, or `[heads, hidden]` for one number a head.
     pub of: Projection,
-    /// Whether a head has one number.
+    /// Whether there is one number per head.
     pub per_head: bool,
-    /// Function of it.
+    /// Function of the projection.
     pub by: Gating,
 }
 
@@ -100,10 +100,10 @@ pub enum Gating {
 }
 
 impl OutputGate {
-    /// The rows `y` of `heads` heads, gated by the rows `x`.
+    /// Multiplies the rows `y` of `heads` heads by the gate of the rows `x`.
     ///
     /// # Errors
-    /// Parts that do not fit each other.
+    /// Fails if parts do not fit each other.
     pub(super) fn lower<'a>(
         &'a self,
         l: &mut Lowering<'a, '_>,
@@ -125,11 +125,11 @@ impl OutputGate {
 /// Norms of query and key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QkNorm {
-    /// Whether each head is normalised apart (weights `[head_dim]`), or all channels together.
+    /// Whether each head is normalised separately (weights `[head_dim]`), or all channels together.
     pub per_head: bool,
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether they come after the rotation.
+    /// Whether they are applied after the rotation.
     pub rotated: bool,
     /// Weights for query and key; `None`: all are 1.
     pub weights: Option<[WeightExpr; 2]>,
@@ -200,7 +200,7 @@ impl Mix for Gqa {
         if let Some(temperature) = self.temperature {
             q = temperature.lower(l, q)?;
         }
-        // A window as long as the context hides nothing.
+        // A window as long as the context has no effect.
         let window = self.window.filter(|&w| w < l.shapes.max_context);
         let keys = l.cache(&format!("{at}.k"), [self.kv_heads, self.head_dim], window, k)?;
         let values = l.cache(&format!("{at}.v"), [self.kv_heads, self.v_dim], window, v)?;
@@ -227,29 +227,29 @@ impl Mix for Gqa {
     }
 }
 
-/// Channels that the norms of query and key cover.
+/// Extent of the norms of query and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormKind {
-    /// Each head apart.
+    /// Each head separately.
     PerHead,
     /// All channels together.
     Full,
-    /// Each head apart, without weights.
+    /// Each head separately, without weights.
     Plain,
 }
 
-/// Gating of attention's result in a family.
+/// Gate on attention's result, by family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gated {
-    /// By the sigmoid of what the query's matrix has after each head.
+    /// The sigmoid of the rows after each head in the query's matrix.
     InQuery,
-    /// By a matrix of that name.
+    /// A function of a projection.
     By {
-        /// The name.
+        /// Name of the matrix.
         name: &'static str,
-        /// Whether a head has one number.
+        /// Whether there is one number per head.
         per_head: bool,
-        /// Function of it.
+        /// Function of the projection.
         by: Gating,
     },
 }
@@ -271,7 +271,7 @@ pub struct GqaOptions {
     pub head_dim: Option<usize>,
     /// Channels of a value; `None`: those of a head.
     pub v_dim: Option<usize>,
-    /// Whether values are what keys are before norm and rotation.
+    /// Whether values are the keys before norm and rotation.
     pub k_is_v: bool,
     /// Whether values are normalised, without a weight.
     pub v_norm: bool,
@@ -285,15 +285,15 @@ pub struct GqaOptions {
     pub gate: Option<Gated>,
     /// Norms of query and key.
     pub qk_norm: Option<QkNormKind>,
-    /// Whether these come after the rotation.
+    /// Whether these norms are applied after the rotation.
     pub norm_rotated: bool,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
     /// Sliding window in tokens.
     pub window: Option<usize>,
-    /// Whether the window does not slide: rows see their own chunk of so many tokens.
+    /// Whether the window is a fixed chunk: rows see only their own chunk of so many tokens.
     pub chunked: bool,
-    /// Factor on queries that grows with their positions.
+    /// Position-dependent factor on queries.
     pub temperature: Option<Temperature>,
     /// Name of the extra softmax column of each head.
     pub sinks: Option<&'static str>,
@@ -301,7 +301,7 @@ pub struct GqaOptions {
     pub rope: Option<rope::Defaults>,
     /// Pairing of channels.
     pub style: RopeStyle,
-    /// Factor on the scores; `None`: one over the root of a head's channels.
+    /// Factor on the scores; `None`: one over the square root of a head's channels.
     pub scale: Option<f32>,
 }
 
@@ -336,10 +336,10 @@ impl Default for GqaOptions {
 }
 
 impl Base<'_> {
-    /// Llama-like attention of a layer.
+    /// Reads llama-like attention of a layer.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn gqa(&self, layer: usize, options: GqaOptions) -> Result<Gqa> {
         let at = format!("{}.{}", self.layer(layer), options.at);
         let (t, hidden) = (&self.tensors, &self.hidden);
@@ -426,7 +426,7 @@ impl Base<'_> {
     }
 }
 
-/// Numbers `start .. start + len` of each of the heads that a vector is cut into, two times `len` each, one after the other.
+/// Numbers `start .. start + len` of each head of a vector with `2 · len` numbers per head, concatenated.
 fn columns_of_heads(of: &WeightExpr, heads: usize, start: usize, len: usize) -> WeightExpr {
     let part = |head: usize| WeightExpr::Slice {
         axis: Axis::Cols,

@@ -14,15 +14,15 @@ use moec_ir::{Axis, Graph, Op, Part, RopeStyle, ValueId, WeightClass, WeightExpr
 /// Epsilon of the norms of latents, which the config does not set.
 const LATENT_EPS: f32 = 1e-6;
 
-/// Latent attention in its absorbed form: one cached head of `latent + rope` channels that all query
-/// heads share; keys are all of it, values its first `latent` channels.
+/// Latent attention in its absorbed form. All query heads share one cached head of `latent + rope` channels.
+/// Keys are all of its channels, values its first `latent` channels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mla {
     /// Query heads.
     pub heads: usize,
     /// Channels of a query that are not rotated.
     pub nope: usize,
-    /// Channels that are.
+    /// Channels of a query that are rotated.
     pub rotated: usize,
     /// Channels of a head's output.
     pub v_dim: usize,
@@ -36,13 +36,13 @@ pub struct Mla {
     pub kv_down: Projection,
     /// Norm of the latent.
     pub kv_norm: Norm,
-    /// `[heads, latent, nope]`: takes the query's plain channels to the latent.
+    /// `[heads, latent, nope]`: maps the query's unrotated channels to the latent.
     pub k_up: WeightExpr,
-    /// `[heads, v_dim, latent]`: takes the attended latent to the head's output.
+    /// `[heads, v_dim, latent]`: maps the attended latent to the head's output.
     pub v_up: WeightExpr,
     /// Output, `[hidden, heads·v_dim]`.
     pub o: Projection,
-    /// Rotation; none in layers that see no positions but by the mask.
+    /// Rotation; `None` in layers without position encodings.
     pub rope: Option<Rope>,
     /// Gate of the result, before the output.
     pub gate: Option<OutputGate>,
@@ -50,7 +50,7 @@ pub struct Mla {
     pub style: RopeStyle,
     /// Factor on the scores.
     pub scale: f32,
-    /// Factor on queries that grows with their positions.
+    /// Position-dependent factor on queries.
     pub temperature: Option<Temperature>,
     /// Factors on queries and on the latent.
     pub factors: [f32; 2],
@@ -140,7 +140,7 @@ impl Mix for Mla {
     }
 }
 
-/// Options of the latent attention of families.
+/// Options of a family's latent attention.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaOptions {
     /// Prefix of the names of its tensors, below the layer.
@@ -153,16 +153,16 @@ pub struct MlaOptions {
     pub rotated: bool,
     /// Pairing of the rotation's channels.
     pub style: RopeStyle,
-    /// Whether `partial_rotary_factor` is the share that is rotated of a whole head.
+    /// Whether `partial_rotary_factor` is the rotated share of a whole head.
     pub partial_of_head: bool,
-    /// Factor on queries that grows with their positions.
+    /// Position-dependent factor on queries.
     pub temperature: Option<Temperature>,
     /// Factors on queries and on the latent.
     pub factors: [f32; 2],
 }
 
 impl MlaOptions {
-    /// As DeepSeek has it, with a rotation of this style.
+    /// DeepSeek's options, with this pairing of channels.
     pub fn of(style: RopeStyle) -> Self {
         Self {
             at: "self_attn",
@@ -178,14 +178,14 @@ impl MlaOptions {
 }
 
 impl Base<'_> {
-    /// Latent attention of a layer.
+    /// Reads latent attention of a layer.
     ///
-    /// `kv_b_proj` holds, for each head, `nope` rows that expand the latent to a key and `v` rows that
-    /// expand it to a value. Instead of expanding what is cached, the query is taken to the latent by
-    /// the transpose of the first, and the attended latent to the output by the second.
+    /// `kv_b_proj` has, for each head, `nope` rows that expand the latent to a key and `v` rows that expand
+    /// it to a value. Cached latents are not expanded. Instead the transpose of the first rows maps the query
+    /// to the latent, and the second rows map the attended latent to the output.
     ///
     /// # Errors
-    /// Keys or tensors that do not fit.
+    /// Fails if keys or tensors do not fit.
     pub fn mla(&self, layer: usize, options: MlaOptions) -> Result<Mla> {
         let (c, t, hidden) = (self.config, &self.tensors, &self.hidden);
         let at = format!("{}.{}", self.layer(layer), options.at);
@@ -258,8 +258,9 @@ impl Base<'_> {
         })
     }
 
-    /// Expansions of latents: `[heads, latent, nope]` to keys, as queries are multiplied by it, and `[heads, value, latent]` to values.
-    /// Checkpoints have both in one matrix, or each by itself in this form.
+    /// Expansions of latents: `[heads, latent, nope]` to keys, in the form that multiplies queries, and
+    /// `[heads, value, latent]` to values. Checkpoints have both in one matrix, or two separate ones in this
+    /// form.
     fn expansions(
         &self,
         at: &str,

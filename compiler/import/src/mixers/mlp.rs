@@ -1,4 +1,4 @@
-//! A feed-forward network that every token takes, gated or not.
+//! A feed-forward network that every token uses, with or without a gate.
 
 use super::parts::{PROJ, Parts};
 use super::{Mix, Mixer};
@@ -19,12 +19,12 @@ pub struct Mlp {
     pub up: Projection,
     /// `[hidden, inner]`.
     pub down: Projection,
-    /// Function that joins gate and up.
+    /// Function that combines gate and up.
     pub glu: Glu,
 }
 
 impl Mlp {
-    /// Its nodes, for the rows `x`; `at` is the prefix of its weights.
+    /// Adds its nodes for the rows `x`; `at` is the prefix of its weights.
     pub(super) fn of_rows<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, x: ValueId) -> LowerResult {
         const CLASS: WeightClass = WeightClass::Attention;
         let gate = self.gate.as_ref().map(|gate| l.linear(&format!("{at}.gate"), CLASS, gate, x));
@@ -57,18 +57,18 @@ impl Mix for Mlp {
 }
 
 impl Base<'_> {
-    /// A network of `gate_proj`, where it has a gate, `up_proj` and `down_proj`.
+    /// Reads a network with `up_proj` and `down_proj`, and `gate_proj` if it has a gate.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
         self.mlp_of(at, PROJ, inner, bias)
     }
 
-    /// A network of these parts.
+    /// Reads a network with these names of parts.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn mlp_of(&self, at: &str, parts: Parts, inner: &Dim, bias: bool) -> Result<Mlp> {
         let part =
             |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
@@ -77,10 +77,10 @@ impl Base<'_> {
         Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, inner)?, glu: self.glu })
     }
 
-    /// The dense network of a layer, of `intermediate_size`.
+    /// Reads the dense network of a layer, with `intermediate_size` channels.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
         let inner = self.config.size(&["intermediate_size"])?.into();
         Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())

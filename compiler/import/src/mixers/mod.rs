@@ -1,5 +1,5 @@
-//! Mixers of tokens or channels, `[T, hidden]` to `[T, hidden]`: one file each, with what it is, how a checkpoint has it, and the
-//! nodes that compute it.
+//! Mixers of tokens or channels, `[T, hidden]` to `[T, hidden]`. Each has one file with its description, its
+//! tensors in a checkpoint, and its nodes.
 
 mod delta;
 mod gqa;
@@ -30,15 +30,15 @@ use crate::lower::{LowerResult, Lowering, Rows};
 use crate::spec::{Projection, Rope};
 use moec_ir::{Part, WeightClass, WeightExpr};
 
-/// A mixer's description of itself.
+/// Common interface of mixers.
 pub trait Mix {
-    /// Its part of the layer, by which nodes, weights and states are named.
+    /// Its part of the layer, which prefixes the names of nodes, weights and states.
     fn part(&self) -> Part;
 
     /// Its weights, each with its class.
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)>;
 
-    /// State that it keeps of a sequence.
+    /// State of a sequence.
     fn kept(&self) -> StateSize {
         StateSize::default()
     }
@@ -51,18 +51,18 @@ pub trait Mix {
     /// Adds its nodes. `at` is the layer, the prefix of its names.
     ///
     /// # Errors
-    /// Parts that do not fit each other: a bug of the import.
+    /// Fails if parts do not fit each other, which is a bug of the import.
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult;
 }
 
-/// Numbers that a mixer keeps of a sequence.
+/// Size of a mixer's state of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateSize {
-    /// Of each token.
+    /// Elements for each token.
     pub each: u64,
-    /// Number of tokens back that it looks, if not to the first.
+    /// Window in tokens; `None` if it looks back to the first token.
     pub window: Option<usize>,
-    /// Of all tokens together.
+    /// Elements of constant size, for all tokens together.
     pub folded: u64,
 }
 
@@ -75,22 +75,22 @@ pub enum Mixer {
     Mla(Box<Mla>),
     /// The gated delta rule.
     GatedDelta(Box<GatedDelta>),
-    /// A state space of scalar decay.
+    /// A state space with scalar decay.
     StateSpace(Box<StateSpace>),
     /// A selective state space.
     SelectiveScan(Box<SelectiveScan>),
     /// A short convolution between two gates.
     ShortConv(Box<ShortConv>),
-    /// One network for every token.
+    /// One network for all tokens.
     Dense(Box<Mlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
-    /// A mixer between norms of its own.
+    /// A mixer between two norms of its own.
     Normed(Box<Normed>),
 }
 
 impl Mixer {
-    /// The mixture of experts that it is, or that stands between its norms.
+    /// The mixture of experts in this mixer, directly or between norms.
     pub fn moe(&self) -> Option<&Moe> {
         match self {
             Self::Moe(moe) => Some(moe),
@@ -99,7 +99,7 @@ impl Mixer {
         }
     }
 
-    /// Its description of itself.
+    /// Its implementation of the common interface.
     pub fn of(&self) -> &dyn Mix {
         match self {
             Self::Gqa(m) => &**m,

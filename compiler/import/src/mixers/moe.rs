@@ -1,4 +1,4 @@
-//! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
+//! Mixtures of experts: expert matrices in all layouts of checkpoints, and common routers.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 pub use super::parts::{PROJ, Parts, STACKS, W123};
@@ -17,25 +17,25 @@ use moec_ir::{Activation, Axis, Glu, Op, Operand, Part, RouterDesc, WeightClass,
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moe {
-    /// Routing, from logits on.
+    /// Routing, from the logits on.
     pub router: RouterDesc,
     /// Logits, `[experts, hidden]`.
     pub logits: Projection,
-    /// Rows that the logits are computed from.
+    /// Rows that are the router's input.
     pub router_reads: RouterInput,
-    /// Whether the weight of a token's one expert multiplies what that reads, in place of what it gives.
+    /// Whether the weight of a token's only expert multiplies the expert's input instead of its output.
     pub weighs_input: bool,
-    /// Whether router and experts read the rows that the last block of the layer before read, and the shared expert its own: the
-    /// shortcut of LongCat-Flash (arXiv 2509.01322, section 2.2).
+    /// Whether router and experts read the input of the previous layer's last block, and the shared expert its
+    /// own input: the shortcut of LongCat-Flash (arXiv 2509.01322, section 2.2).
     pub reads_before: bool,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
-    /// Projections of the rows that the experts read, and of the sum of their results: `[latent, hidden]` and
-    /// `[hidden, latent]`.
+    /// Projections of the experts' input and of the sum of their results: `[latent, hidden]` and `[hidden,
+    /// latent]`.
     pub latent: Option<[Projection; 2]>,
     /// The experts.
     pub experts: ExpertWeights,
-    /// Expert for every token, added to the routed ones.
+    /// Expert for every token, whose result is added to the routed ones.
     pub shared: Option<Shared>,
     /// Factor on the sum of both.
     pub share: f32,
@@ -46,13 +46,13 @@ pub struct Moe {
 pub enum RouterInput {
     /// The rows that the experts read.
     Experts,
-    /// The residual stream as the layer got it: experts are chosen before attention (SmallThinker).
+    /// The residual stream before the layer: experts are chosen before attention (SmallThinker).
     Layer,
-    /// The residual stream before the block, its root mean square brought to a number (Gemma 4).
+    /// The residual stream before the block, normalised to this root mean square (Gemma 4).
     Block {
         /// Added to the mean square.
         eps: f32,
-        /// The number.
+        /// The root mean square.
         to: f32,
     },
 }
@@ -68,16 +68,16 @@ pub struct ExpertWeights {
     pub down: WeightExpr,
     /// `[experts, 2·inner]` or `[experts, inner]`, and `[experts, hidden]`.
     pub bias: Option<(WeightExpr, WeightExpr)>,
-    /// Function that joins gate and up.
+    /// Function that combines gate and up.
     pub glu: Glu,
 }
 
-/// An expert that every token takes.
+/// An expert that every token uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shared {
     /// The expert.
     pub mlp: Mlp,
-    /// `[1, hidden]`: its weight is the sigmoid of this.
+    /// `[1, hidden]`: the expert's weight is the sigmoid of this projection.
     pub gate: Option<WeightExpr>,
 }
 
@@ -177,13 +177,14 @@ impl Mix for Moe {
 /// Layout of gate and up in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fused {
-    /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last two axes exchanged.
+    /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last
+    /// two axes transposed.
     OutIn,
     /// `[experts, hidden, 2·inner]`, gate and up interleaved, with biases, as in gpt-oss; or blocks of MXFP4.
     InOut,
 }
 
-/// Router of softmax, sigmoid or plain scores without further parts.
+/// Router with softmax, sigmoid or plain scores and no further parts.
 pub fn plain_router(
     experts: usize,
     k: usize,
@@ -204,7 +205,7 @@ pub fn plain_router(
     }
 }
 
-/// Renormalisation by the sum if the config says so, as Qwen and OLMoE have it.
+/// Renormalisation by the sum if the config says so, as in Qwen and OLMoE.
 pub fn renorm(norm_topk_prob: bool) -> Renorm {
     if norm_topk_prob { Renorm::Sum { eps: 0.0 } } else { Renorm::None }
 }
@@ -212,18 +213,18 @@ pub fn renorm(norm_topk_prob: bool) -> Renorm {
 /// Layers of Qwen's models that are mixtures of experts.
 ///
 /// # Errors
-/// Keys of the wrong type.
+/// Fails if keys have the wrong type.
 pub fn sparse_layers(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     let dense = config.opt_ids("mlp_only_layers")?.unwrap_or_default();
     let step = config.opt_size(&["decoder_sparse_step"])?.map_or(1, |s| s.n);
     Ok(move |layer: usize| !dense.iter().any(|&d| d as usize == layer) && (layer + 1).is_multiple_of(step))
 }
 
-/// Dense layers of DeepSeek's models and their like: the first few, and any that
-/// `moe_layer_freq` leaves out.
+/// Dense layers of DeepSeek's models and similar ones: the first few, and those that `moe_layer_freq` leaves
+/// out.
 ///
 /// # Errors
-/// Keys of the wrong type.
+/// Fails if keys have the wrong type.
 pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> bool + use<>> {
     let first = config.opt_count(&["first_k_dense_replace"])?.map_or(default, |s| s.n);
     let step = config.opt_size(&["moe_layer_freq"])?.map_or(1, |s| s.n);
@@ -235,7 +236,7 @@ pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> 
 pub struct MoeNames {
     /// Router.
     pub gate: &'static str,
-    /// Bias on the choice; `None`: there is none.
+    /// Bias on the choice, if there is one.
     pub bias: Option<&'static str>,
     /// Experts.
     pub experts: &'static str,
@@ -246,7 +247,7 @@ pub struct MoeNames {
 }
 
 impl MoeNames {
-    /// As DeepSeek-V3 does.
+    /// Names in DeepSeek-V3.
     pub const DEEPSEEK: Self = Self {
         gate: "mlp.gate",
         bias: Some("mlp.gate.e_score_correction_bias"),
@@ -256,14 +257,14 @@ impl MoeNames {
     };
 }
 
-/// A mixture that is alike in all layers which have one.
+/// A mixture that is the same in all layers that have one.
 #[derive(Clone, Debug)]
 pub struct Mixture {
     /// Routing.
     pub router: RouterDesc,
     /// Routed experts.
     pub experts: Dim,
-    /// Channels of one between gate-up and down.
+    /// Channels of a routed expert between gate-up and down.
     pub inner: Dim,
     /// Channels of the expert for every token, if there is one.
     pub shared: Option<Dim>,
@@ -271,18 +272,19 @@ pub struct Mixture {
     pub names: MoeNames,
 }
 
-/// Keys of the number of experts that every token takes.
+/// Keys for the number of experts that every token uses.
 const SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
-/// Keys of the experts per token.
+/// Keys for the number of experts per token.
 const CHOSEN: [&str; 5] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"];
 
 impl Mixture {
-    /// That of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that balances load without an
-    /// auxiliary loss (`noaux_tc`), groups, ungated shared experts. Where the config is silent, there are `groups` of experts of
-    /// which some are kept, and weights are multiplied by `scale`.
+    /// The mixture of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that
+    /// balances load without an auxiliary loss (`noaux_tc`), groups, ungated shared experts. `groups` and
+    /// `scale` are the defaults for groups of experts (their number and the number that is kept) and for the
+    /// factor on weights.
     ///
     /// # Errors
-    /// Keys that are missing or do not fit, and kinds of routing that are not supported.
+    /// Fails if keys are missing or do not fit, or if the kind of routing is not supported.
     pub fn no_aux(b: &Base<'_>, groups: (usize, usize), scale: f64, names: MoeNames) -> Result<Self> {
         let c = b.config;
         for (key, known) in [("scoring_func", &["sigmoid", "noaux_tc"][..]), ("topk_method", &["noaux_tc"])] {
@@ -306,10 +308,10 @@ impl Mixture {
         Ok(Self { router: RouterDesc { groups, scale: scale as f32, ..mixture.router }, ..mixture })
     }
 
-    /// One of scores and weights without groups, whose sizes the config has under their usual keys.
+    /// A mixture with these scores and weights and without groups; its sizes are under their usual keys.
     ///
     /// # Errors
-    /// Keys that are missing or do not fit.
+    /// Fails if keys are missing or do not fit.
     pub fn of(
         b: &Base<'_>,
         score: Score,
@@ -329,15 +331,16 @@ impl Mixture {
     /// Reads the mixture of a layer.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn moe(&self, b: &Base<'_>, layer: usize) -> Result<Moe> {
         self.joined_by(b, layer, [b.glu, b.glu])
     }
 
-    /// As [`Self::moe`], with what joins gate and up of the routed experts and of the expert for every token.
+    /// Like [`Self::moe`], with functions that combine gate and up of the routed experts and of the expert
+    /// for every token.
     ///
     /// # Errors
-    /// As [`Self::moe`].
+    /// Those of [`Self::moe`].
     pub fn joined_by(&self, b: &Base<'_>, layer: usize, [routed, shared]: [Glu; 2]) -> Result<Moe> {
         let (n, layer) = (self.names, b.layer(layer));
         let at = |name: &str| format!("{layer}.{name}");
@@ -359,15 +362,15 @@ impl Base<'_> {
     /// Number of routed experts and of experts per token.
     ///
     /// # Errors
-    /// Keys that are missing or do not fit each other.
+    /// Fails if keys are missing or do not fit each other.
     pub fn expert_counts(&self) -> Result<(Dim, usize)> {
         self.expert_counts_of(&EXPERTS, &["num_experts_per_tok"])
     }
 
-    /// Both numbers, by the first of the keys that is there.
+    /// Both numbers, each under the first of its keys that exists.
     ///
     /// # Errors
-    /// As [`Self::expert_counts`].
+    /// Those of [`Self::expert_counts`].
     pub fn expert_counts_of(&self, experts: &[&'static str], k: &[&'static str]) -> Result<(Dim, usize)> {
         let (experts, k) = (self.config.size(experts)?, self.config.size(k)?);
         if k.n > experts.n {
@@ -382,7 +385,7 @@ impl Base<'_> {
         Ok((experts.into(), k.n))
     }
 
-    /// The first of the names that the checkpoint has, or the first of all.
+    /// The first of the names that the checkpoint has, or the first of all if it has none.
     pub fn first_of(&self, names: &[String]) -> String {
         let found = names.iter().find(|n| self.tensors.has(n)).or(names.first());
         found.cloned().unwrap_or_default()
@@ -391,15 +394,15 @@ impl Base<'_> {
     /// The router's matrix, `{at}.weight`.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn router(&self, at: &str, experts: &Dim, bias: bool) -> Result<Projection> {
         self.tensors.projection(at, experts, &self.hidden, bias)
     }
 
-    /// A mixture without selection bias and shared expert.
+    /// A mixture without selection bias and without shared expert.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn simple_moe(
         &self,
         gate: &str,
@@ -422,10 +425,10 @@ impl Base<'_> {
         })
     }
 
-    /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.
+    /// Checks groups of experts of which the router keeps the best; `None` if all are kept.
     ///
     /// # Errors
-    /// Groups that do not fit the experts.
+    /// Fails if groups do not fit the experts.
     pub fn groups(&self, groups: Groups, experts: &Dim, k: usize) -> Result<Option<Groups>> {
         let Groups { n, keep, score, .. } = groups;
         let size = experts.n / n.max(1);
@@ -439,10 +442,11 @@ impl Base<'_> {
         Ok((keep < n).then_some(groups))
     }
 
-    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, each part stacked, or one by one.
+    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, each part stacked, or one
+    /// by one.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn experts(
         &self,
         at: &str,
@@ -491,7 +495,7 @@ impl Base<'_> {
         self.one_by_one(at, parts, experts, inner, glu)
     }
 
-    /// Experts that have tensors of their own, and biases where the first has one.
+    /// Reads experts with separate tensors; all have biases if the first one does.
     fn one_by_one(
         &self,
         at: &str,
@@ -523,13 +527,13 @@ impl Base<'_> {
         Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
     }
 
-    /// Whether the fused tensors of a layer are stored as `[experts, in, out]`, as some checkpoints have them.
+    /// Whether the fused tensors of a layer are stored as `[experts, in, out]`, as in some checkpoints.
     ///
-    /// One of the two may be square, and then its shape fits both orders. `[hidden, 2·inner]` and `[hidden, inner]` are never
-    /// square at once, so that the pair fits one order at most.
+    /// A single tensor may be square, so that its shape fits both orders. `[hidden, 2·inner]` and `[hidden,
+    /// inner]` are never both square, so the pair fits at most one order.
     ///
     /// # Errors
-    /// Tensors of one layer in two orders.
+    /// Fails if tensors of one layer have different orders.
     fn exchanged(&self, names: [&str; 2], experts: &Dim, inner: &Dim) -> Result<bool> {
         let (n, hidden, inner) = (experts.n, self.hidden.n, inner.n);
         let shapes = names.map(|name| self.tensors.shape(name));
@@ -551,7 +555,7 @@ impl Base<'_> {
         Ok(in_out == [true; 2])
     }
 
-    /// Adds the biases of fused experts, where the checkpoint has them.
+    /// Adds the biases of fused experts, if the checkpoint has them.
     fn assemble(
         &self,
         at: &str,
@@ -572,7 +576,7 @@ impl Base<'_> {
     }
 }
 
-/// Weights one after the other along an axis.
+/// Weights concatenated along an axis.
 fn joined(axis: Axis, mut of: Vec<WeightExpr>) -> WeightExpr {
     match of.pop() {
         Some(alone) if of.is_empty() => alone,
@@ -584,7 +588,7 @@ fn transpose(of: WeightExpr) -> WeightExpr {
     WeightExpr::Transpose(Box::new(of))
 }
 
-/// Gate (even) and up (odd) one after the other.
+/// Gate (even rows) and up (odd rows), concatenated.
 fn interleaved(of: WeightExpr, axis: Axis, len: usize) -> WeightExpr {
     let half = |start| WeightExpr::Slice { axis, start, step: 2, len, of: Box::new(of.clone()) };
     WeightExpr::Concat { axis, of: vec![half(0), half(1)] }

@@ -1,4 +1,4 @@
-//! A mixer between norms of its own, beside others in one block: `behind(mixer(before(x)))`.
+//! A mixer between two norms of its own, next to others in one block: `behind(mixer(before(x)))`.
 
 use super::{Mix, Mixer, StateSize};
 use crate::lower::{LowerResult, Lowering, Rows};
@@ -17,7 +17,7 @@ pub struct Normed {
 }
 
 impl Mix for Normed {
-    /// A network beside a mixture is to it what an expert for every token is.
+    /// A network next to a mixture has the role of an expert for every token.
     fn part(&self) -> Part {
         if matches!(self.mixer, Mixer::Dense(_)) { Part::SHARED } else { self.mixer.of().part() }
     }

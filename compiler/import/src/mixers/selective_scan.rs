@@ -1,4 +1,5 @@
-//! A selective state space, each number of which decays by itself: Mamba (Gu and Dao, *Mamba*, section 3.4), with Jamba's norms.
+//! A selective state space with a decay for each element: Mamba (Gu and Dao, *Mamba*, section 3.4), with
+//! Jamba's norms.
 
 use super::state_space::cut;
 use super::{Mix, StateSize};
@@ -14,11 +15,11 @@ use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Operand, Part, StateKind
 pub struct SelectiveScan {
     /// Channels.
     pub channels: usize,
-    /// Numbers that a channel keeps.
+    /// Elements of the state per channel.
     pub state: usize,
-    /// Channels that the step is made of.
+    /// Channels of the low-rank input of the step.
     pub rank: usize,
-    /// Rows that the convolution reads, its own included.
+    /// Rows that the convolution reads, with the current one.
     pub taps: usize,
     /// Projection to the convolved channels, `[C, hidden]`.
     pub input: Projection,
@@ -30,13 +31,13 @@ pub struct SelectiveScan {
     pub conv_bias: Option<WeightExpr>,
     /// Step, b and c, `[rank + 2·N, C]`.
     pub select: Projection,
-    /// Norms of these three: what is added to the mean square, and weights.
+    /// Norms of these three: epsilon and weights.
     pub norms: (f32, [WeightExpr; 3]),
     /// Step, `[C, rank]`, with a bias.
     pub step: Projection,
-    /// Factor on the step that gives the logarithm of decay, below 0, `[N, C]`.
+    /// Factor from the step to the logarithm of decay, below 0, `[N, C]`.
     pub rate: WeightExpr,
-    /// Share of x in the result, `[C]`.
+    /// Factor on x, which is added to the result, `[C]`.
     pub skip: WeightExpr,
     /// Output, `[hidden, C]`.
     pub out: Projection,
@@ -97,28 +98,28 @@ impl Mix for SelectiveScan {
     }
 }
 
-/// Sizes of Mamba's mixers, and which of their matrices have biases.
+/// Sizes of Mamba's mixers, and flags of biases.
 #[derive(Clone, Debug)]
 pub struct ScanSizes {
     /// Channels.
     pub channels: Dim,
-    /// Numbers that a channel keeps.
+    /// Elements of the state per channel.
     pub state: Dim,
-    /// Channels that the step is made of.
+    /// Channels of the low-rank input of the step.
     pub rank: Dim,
     /// Taps.
     pub taps: Dim,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// Whether the matrices of input and output have biases.
+    /// Whether the input and output matrices have biases.
     pub bias: bool,
 }
 
 impl Base<'_> {
-    /// Mamba of a layer, below `at`.
+    /// Reads Mamba of a layer, below `at`.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn selective_scan(&self, at: &str, sizes: &ScanSizes) -> Result<SelectiveScan> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let ScanSizes { channels, state, rank, taps, conv_bias, bias } = sizes;

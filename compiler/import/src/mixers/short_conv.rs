@@ -1,4 +1,4 @@
-//! A short convolution between two gates, as LFM2 has it: `out(c · conv(b · x))` of `[b | c | x] = in(rows)`.
+//! A short convolution between two gates, as in LFM2: `out(c · conv(b · x))` with `[b | c | x] = in(rows)`.
 
 use super::{Mix, StateSize};
 use crate::common::Base;
@@ -13,9 +13,9 @@ use moec_ir::{Graph, Op, Operand, Part, StateKind, WeightClass, WeightExpr};
 pub struct ShortConv {
     /// Channels.
     pub channels: usize,
-    /// Rows that the convolution reads, its own included.
+    /// Rows that the convolution reads, with the current one.
     pub taps: usize,
-    /// Both gates and what is convolved, `[3·channels, hidden]`.
+    /// Projection to both gates and the convolution's input, `[3·channels, hidden]`.
     pub input: Projection,
     /// `[taps, channels]`
     pub conv: WeightExpr,
@@ -62,10 +62,10 @@ impl Mix for ShortConv {
 }
 
 impl Base<'_> {
-    /// The short convolution of a layer, below `conv`.
+    /// Reads the short convolution of a layer, below `conv`.
     ///
     /// # Errors
-    /// Keys or tensors that do not fit.
+    /// Fails if keys or tensors do not fit.
     pub fn short_conv(&self, layer: usize, bias: bool) -> Result<ShortConv> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let at = format!("{}.conv", self.layer(layer));

@@ -1,4 +1,4 @@
-//! A state space of scalar decay: Mamba-2 (Dao and Gu, *Transformers are SSMs*, section 7.1).
+//! A state space with scalar decay: Mamba-2 (Dao and Gu, *Transformers are SSMs*, section 7.1).
 
 use super::{Mix, StateSize};
 use crate::common::Base;
@@ -19,7 +19,7 @@ pub struct StateSpace {
     pub groups: usize,
     /// Channels of `b` and of `c`.
     pub state: usize,
-    /// Rows that the convolution reads, its own included.
+    /// Rows that the convolution reads, with the current one.
     pub taps: usize,
     /// Gate, `[heads·P, hidden]`.
     pub gate: Projection,
@@ -31,11 +31,11 @@ pub struct StateSpace {
     pub conv: WeightExpr,
     /// Its bias.
     pub conv_bias: Option<WeightExpr>,
-    /// Factor on the step that gives the logarithm of decay, below 0, `[heads]`.
+    /// Factor from the step to the logarithm of decay, below 0, `[heads]`.
     pub rate: WeightExpr,
-    /// Share of x in the result, `[heads·P]`.
+    /// Factor on x, which is added to the result, `[heads·P]`.
     pub skip: WeightExpr,
-    /// Norm of the gated result, group by group: what is added to the mean square, and its weight `[heads·P]`.
+    /// Norm of the gated result, group by group: epsilon, and weight `[heads·P]`.
     pub norm: (f32, WeightExpr),
     /// Output, `[hidden, heads·P]`.
     pub out: Projection,
@@ -97,7 +97,7 @@ impl Mix for StateSpace {
         let y = l.g.one(Op::Add, &[y.into(), skipped.into()])?;
         let gate = l.g.one(Op::Act(Activation::Silu), &[gate.into()])?;
         let y = l.g.one(Op::Mul, &[y.into(), gate.into()])?;
-        // The norm's weight has a number for every channel, its groups have none in common.
+        // The norm's weight differs by channel; groups do not share it.
         let y = l.g.one(Op::RmsNorm { eps: self.norm.0, groups: self.groups, weight: false }, &[y.into()])?;
         let weight = l.weight(&format!("{at}.o_norm"), CLASS, &self.norm.1)?;
         let y = l.g.one(Op::ScaleCols, &[y.into(), weight.into()])?;
@@ -105,7 +105,7 @@ impl Mix for StateSpace {
     }
 }
 
-/// Sizes of Mamba-2's mixers, and which of their matrices have biases.
+/// Sizes of Mamba-2's mixers, and flags of biases.
 #[derive(Clone, Debug)]
 pub struct StateSpaceSizes {
     /// Heads.
@@ -125,10 +125,10 @@ pub struct StateSpaceSizes {
 }
 
 impl Base<'_> {
-    /// Mamba-2 of a layer, below `at`.
+    /// Reads Mamba-2 of a layer, below `at`.
     ///
     /// # Errors
-    /// Tensors that do not fit the config.
+    /// Fails if tensors do not fit the config.
     pub fn state_space(&self, at: &str, sizes: &StateSpaceSizes) -> Result<StateSpace> {
         const LIMIT: &str = "time_step_limit";
         if let Some(limit) = self.config.value(LIMIT) {

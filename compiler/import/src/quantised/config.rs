@@ -1,4 +1,4 @@
-//! `quantization_config`: layouts in which weights may be.
+//! `quantization_config`: the layouts that weights may have.
 #![expect(clippy::cast_possible_truncation, reason = "whole numbers of a config")]
 
 use super::{
@@ -14,11 +14,11 @@ pub struct Way {
     pub layout: &'static Layout,
     /// Bits of a code.
     pub bits: u32,
-    /// Output and input channels that share a scale; `None`: all.
+    /// Output and input channels that share a scale; `None`: all channels.
     pub block: [Option<usize>; 2],
-    /// Whether there must be zero points.
+    /// Whether zero points are required.
     pub zeros: bool,
-    /// Whether there must be groups of input channels.
+    /// Whether groups of input channels are required.
     pub groups: bool,
 }
 
@@ -35,10 +35,10 @@ impl Way {
 
 /// Key of the section.
 const SECTION: &str = "quantization_config";
-/// Reads the rest of the section.
+/// Parser for the rest of the section.
 type Read = fn(&Config) -> Result<Vec<Way>>;
 
-/// Values of `quant_method` that are read.
+/// Supported values of `quant_method`, with their parsers.
 const METHODS: [(&str, Read); 7] = [
     ("fp8", fp8),
     ("fbgemm_fp8", |_| Ok(vec![Way::of(&FP8, 8, [Some(1), None])])),
@@ -49,11 +49,12 @@ const METHODS: [(&str, Read); 7] = [
     ("gptq", gptq),
 ];
 
-/// The layouts that the weights of a checkpoint may be in, beside plain numbers. Which of them a weight is in, its tensors tell, so
-/// that lists of modules (`modules_to_not_convert`, `ignore`, `targets`) need not be read.
+/// Returns the layouts that the weights of a checkpoint may have besides plain numbers. The tensors of a
+/// weight show which one it has. So lists of modules (`modules_to_not_convert`, `ignore`, `targets`) need not
+/// be read.
 ///
 /// # Errors
-/// Quantisations that are not read, by name.
+/// Fails if a quantisation is not supported, and names it.
 pub fn ways(config: &Config) -> Result<Vec<Way>> {
     let Some(q) = config.opt_section(SECTION)? else { return Ok(Vec::new()) };
     let method = q.opt_text("quant_method")?.unwrap_or("none");
@@ -63,13 +64,13 @@ pub fn ways(config: &Config) -> Result<Vec<Way>> {
     }
 }
 
-/// Refuses a value that is not among `known`; where it is absent, the first of them is meant.
+/// Refuses a value that is not among `known`; the first of these is the default.
 fn one_of<'a>(q: &'a Config, key: &str, known: &[&'a str]) -> Result<&'a str> {
     let value = q.opt_text(key)?.or(known.first().copied()).unwrap_or_default();
     if known.contains(&value) { Ok(value) } else { Err(q.unsupported(key, value, known)) }
 }
 
-/// Refuses a section that changes what weights mean.
+/// Refuses a section that changes the meaning of weights.
 fn without(q: &Config, key: &str) -> Result<()> {
     match q.opt_section(key)? {
         Some(section) if !section.is_empty() => {
@@ -91,7 +92,7 @@ fn block(q: &Config, key: &'static str) -> Result<[Option<usize>; 2]> {
     }
 }
 
-/// Input channels that share a scale; −1 and `null` are all.
+/// Input channels that share a scale; −1 and `null` mean all.
 fn group(q: &Config) -> Result<Option<usize>> {
     match q.opt_number("group_size")? {
         None | Some(-1.0) => Ok(None),
@@ -144,7 +145,7 @@ fn modelopt(q: &Config) -> Result<Vec<Way>> {
     Ok(vec![way])
 }
 
-/// The groups of compressed-tensors' configuration, each with a format of its own or that of all.
+/// Returns the groups in a configuration of compressed-tensors, each with its own format or the common one.
 fn compressed_tensors(q: &Config) -> Result<Vec<Way>> {
     without(q, "transform_config")?;
     if let Some(sparsity) = q.opt_section("sparsity_config")? {

@@ -1,4 +1,4 @@
-//! Decodes rectangles of quantised weights.
+//! Decoder of rectangles of quantised weights.
 #![expect(clippy::cast_possible_truncation, reason = "codes are bytes, and their places those of 32 bits")]
 
 use super::{Layout, Packing, of};
@@ -10,7 +10,7 @@ use moec_ir::types::{Coding, E2M1};
 use moec_ir::{Coded, Format, Leaf};
 use std::ops::Range;
 
-/// A quantised leaf, whose tensors are as large as it needs.
+/// A quantised leaf whose tensors have the required sizes.
 pub(crate) struct Decoder<'a> {
     layout: &'static Layout,
     /// Rows and columns that share a scale.
@@ -18,9 +18,9 @@ pub(crate) struct Decoder<'a> {
     codes: Words<'a>,
     scales: Table<'a>,
     zeros: Option<Words<'a>>,
-    /// One for all matrices, or one for each.
+    /// Factors on scales: one for all matrices, or one for each.
     factors: Vec<f32>,
-    /// The group of every row, or of every column.
+    /// The group of every input channel, which is a row or a column.
     groups: Option<Vec<usize>>,
     /// The number of each code.
     numbers: [f32; 256],
@@ -43,10 +43,10 @@ struct Table<'a> {
     wide: usize,
 }
 
-/// Common factors of neighbouring codes of a row: zero points and scales, from a first group of columns on.
+/// Factors of neighbouring codes of a row: zero points and scales, from a first group of columns on.
 #[derive(Default)]
 struct Shared {
-    /// Matrix and group of rows.
+    /// Matrix, and group of rows.
     of: Option<(usize, usize)>,
     scales: Vec<f32>,
     zeros: Vec<f32>,
@@ -54,7 +54,7 @@ struct Shared {
 }
 
 impl Words<'_> {
-    /// Codes of a part of a row.
+    /// A range of codes in a row.
     fn row(&self, matrix: usize, row: usize, cols: Range<usize>, out: &mut Vec<u8>) -> Option<()> {
         let (word, codes) = (self.packing.word(), self.packing.codes(self.bits));
         let along = !self.packing.by_rows();
@@ -78,7 +78,7 @@ impl<'a> Decoder<'a> {
     /// Finds the tensors of a leaf.
     ///
     /// # Errors
-    /// They are missing, or not as large as the leaf needs.
+    /// Fails if they are missing or have the wrong size.
     pub(crate) fn of(checkpoint: &'a Checkpoint, leaf: &Leaf, coded: &Coded) -> Result<Self> {
         let wrong = |tensor: &str| {
             Error::bug(format!(
@@ -105,7 +105,7 @@ impl<'a> Decoder<'a> {
         let words = |tensor: &str, packing: &'static Packing, shape| {
             let [high, wide] = packing.words(bits, shape);
             let (stored, bytes) = sized(tensor, [high, wide], packing.word())?;
-            // An order is one of so many places.
+            // An order has one place for each code of a word.
             let placed = packing.order.is_empty() || packing.order.len() == packing.codes(bits);
             if stored.dtype != packing.dtype || !placed {
                 return Err(wrong(tensor));
@@ -146,7 +146,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Bytes of the rows' codes in their tensor.
+    /// Byte range of the rows' codes in their tensor.
     pub(crate) fn bytes(&self, matrix: usize, rows: &Range<usize>) -> Range<usize> {
         let Words { packing, bits, high, wide, .. } = self.codes;
         let codes = if packing.by_rows() { packing.codes(bits) } else { 1 };
@@ -154,7 +154,7 @@ impl<'a> Decoder<'a> {
         at(rows.start / codes)..at(rows.end.div_ceil(codes))
     }
 
-    /// Decodes a rectangle; `false` if a tensor ends before it.
+    /// Decodes a rectangle; returns `false` if a tensor ends before it.
     pub(crate) fn decode(
         &self,
         matrix: usize,
@@ -169,7 +169,8 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Gives the numbers of a rectangle as codes and scales of a format; `false` if it does not hold them.
+    /// Writes the numbers of a rectangle as codes and scales of a format; returns `false` if the format
+    /// cannot hold them.
     pub(crate) fn take(
         &self,
         format: Format,
@@ -184,7 +185,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Gives `put` every code less its zero point, and its scale.
+    /// Passes every code minus its zero point, and its scale, to `put`.
     fn each<'o, T: 'o>(
         &self,
         matrix: usize,
@@ -195,7 +196,7 @@ impl<'a> Decoder<'a> {
     ) -> bool {
         let by_row = self.groups.as_ref().filter(|_| self.layout.transposed);
         let by_col = self.groups.as_ref().filter(|_| !self.layout.transposed);
-        // With groups in any order, a row may need all of them.
+        // If groups are in any order, a row may need all of them.
         let first = if by_col.is_some() { 0 } else { cols.start / self.block[1] };
         let last = if by_col.is_some() { self.scales.wide } else { cols.end.div_ceil(self.block[1]) };
         let mut shared = Shared::default();
@@ -219,7 +220,7 @@ impl<'a> Decoder<'a> {
         true
     }
 
-    /// Reads zero points and scales of a group of rows, unless they were read last.
+    /// Reads zero points and scales of a group of rows, unless they are those of the last call.
     fn shared(&self, matrix: usize, group: usize, cols: Range<usize>, shared: &mut Shared) -> Option<()> {
         if shared.of == Some((matrix, group)) {
             return Some(());
@@ -249,10 +250,10 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// The group of each input channel.
+/// Returns the group of each input channel.
 ///
 /// # Errors
-/// Another type than I32, and a negative number.
+/// Fails for a type other than I32, and for a negative number.
 pub(super) fn groups(checkpoint: &Checkpoint, tensor: &str) -> Result<Vec<usize>> {
     let (stored, bytes) = checkpoint.data(tensor)?;
     let words = bytes.as_chunks().0.iter().map(|b| usize::try_from(i32::from_le_bytes(*b)).ok());
@@ -265,7 +266,7 @@ pub(super) fn groups(checkpoint: &Checkpoint, tensor: &str) -> Result<Vec<usize>
     })
 }
 
-/// A number and its scale as a format stores them, if it does: [`moec_ir::Source::stored`].
+/// A number and its scale as a format stores them, if it can: [`moec_ir::Source::stored`].
 fn taken(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
     let codes = format.spec().codes.filter(|_| format.is_published())?;
     let unit = f32::from(codes.unit);
@@ -274,7 +275,7 @@ fn taken(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
         Format::F16 => (f16::from_f32(by).to_bits(), f16::from_f32(by).to_f32()),
         _ => (bf16::from_f32(by).to_bits(), bf16::from_f32(by).to_f32()),
     };
-    // A power of two has no bits but those of its exponent; below the normal ones a single bit.
+    // A power of two has only exponent bits; if it is subnormal, it has a single mantissa bit.
     if codes.powers && bits.count_ones() != 1 && bits & 0x7f != 0 {
         return None;
     }

@@ -1,5 +1,5 @@
-//! Quantisations: weights as codes of few bits, with scales and what else makes numbers of them in tensors of their own. One row
-//! for each layout of such tensors.
+//! Quantisations: weights as codes of few bits, with scales and other factors in separate tensors. Each
+//! layout of such tensors is one row.
 
 mod config;
 mod decode;
@@ -15,56 +15,58 @@ use crate::encodings::plain::{BF16, F16, F32};
 use moec_ir::types::Coding;
 use moec_ir::{Axis, Coded, Format};
 
-/// A layout: a weight is `(code − zero point) · scale`, the scale times a factor, each of them from a tensor of its own.
+/// A layout. A weight is `(code − zero point) · scale`, the scale times a factor, each of them from a
+/// separate tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Name in the Graph.
     pub name: &'static str,
     /// Name for people.
     pub title: &'static str,
-    /// Whether the tensors are of the transposed matrix, `[in, out]`. Axes below are those of the tensors.
+    /// Whether the tensors have the transposed matrix, `[in, out]`. The axes below are those of the tensors.
     pub transposed: bool,
     /// The codes.
     pub codes: Packing,
-    /// The number that a code of so many bits stands for.
+    /// The number for a code of so many bits.
     pub number: fn(u8, u32) -> f32,
-    /// Numbers that codes stand for, where formats of weights may hold codes and scales as they are.
+    /// Kind of the numbers, if formats of weights can hold codes and scales exactly.
     pub grid: Option<Grid>,
-    /// Bytes of the last axis, where it is split into blocks of them.
+    /// Size in bytes of the blocks that the last axis is split into, if it is.
     pub split: Option<usize>,
-    /// Suffixes of the scales' tensor, the first that is there counts, and how they may be stored.
+    /// Possible suffixes of the scales' tensor, of which the first that exists is used, and possible types.
     pub scales: (&'static [&'static str], &'static [&'static Encoding]),
-    /// Zero points, codes themselves; where there is no such tensor they are 0.
+    /// Zero points, which are codes themselves; 0 if there is no such tensor.
     pub zeros: Option<Packing>,
     /// Factor on all scales of a matrix.
     pub factor: Option<Factor>,
-    /// Suffix of the tensor with the group of each input channel. Where it is missing, groups lie one after another.
+    /// Suffix of the tensor with the group of each input channel. Without it, groups are consecutive.
     pub groups: Option<&'static str>,
-    /// Suffix of a tensor that says no more than the config does.
+    /// Suffix of a tensor that only repeats data of the config.
     pub idle: Option<&'static str>,
 }
 
-/// Numbers that codes stand for.
+/// Kind of numbers that codes represent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grid {
-    /// Whole ones, with a sign, of as many bits as a code has.
+    /// Signed integers with the bits of a code.
     Whole,
-    /// Those of E2M1, times a power of two.
+    /// Numbers of E2M1, times a power of two.
     E2m1,
 }
 
-/// Packing of codes in the words of a tensor: code `i` of a word is at bit `bits · order[i]` of it.
+/// Packing of codes in the words of a tensor: code `i` of a word begins at bit `bits · order[i]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
-    /// Suffix of the tensor: appended to the weight's name, or in place of `.weight`, if it begins with a dot.
+    /// Suffix of the tensor. It is appended to the weight's name; if it begins with a dot, it replaces
+    /// `.weight`.
     pub suffix: &'static str,
     /// Stored type of a word.
     pub dtype: &'static str,
     /// Axis along which a word holds consecutive codes.
     pub axis: Axis,
-    /// Places of a word's codes; in order, if it is empty.
+    /// Order of a word's codes; ascending if it is empty.
     pub order: &'static [u8],
-    /// Whether every code is stored less 1.
+    /// Whether every code is stored minus 1.
     pub less_one: bool,
 }
 
@@ -73,32 +75,32 @@ pub struct Packing {
 pub struct Factor {
     /// Suffix of its tensor.
     pub suffix: &'static str,
-    /// Whether scales are divided by it.
+    /// Whether scales are divided by the factor.
     pub divides: bool,
 }
 
 impl Packing {
-    /// Codes that lie in order along the columns.
+    /// Packing of codes that are in order along the columns.
     const fn of(suffix: &'static str, dtype: &'static str) -> Self {
         Self { suffix, dtype, axis: Axis::Cols, order: &[], less_one: false }
     }
 
-    /// Bytes of a word.
+    /// Bytes per word.
     pub fn word(&self) -> usize {
         if self.dtype == "I32" { 4 } else { 1 }
     }
 
-    /// Codes of a word.
+    /// Codes per word.
     pub fn codes(&self, bits: u32) -> usize {
         (8 * self.word() / bits.max(1) as usize).max(1)
     }
 
-    /// Whether a word holds codes of several rows.
+    /// Whether a word has codes of several rows.
     pub fn by_rows(&self) -> bool {
         self.axis == Axis::Rows
     }
 
-    /// Words that hold a matrix of codes, as rows and columns.
+    /// Rows and columns of the words for a matrix of codes.
     pub fn words(&self, bits: u32, [rows, cols]: [usize; 2]) -> [usize; 2] {
         let codes = self.codes(bits);
         if self.by_rows() { [rows.div_ceil(codes), cols] } else { [rows, cols.div_ceil(codes)] }
@@ -111,7 +113,7 @@ pub fn named(weight: &str, suffix: &str) -> String {
     format!("{}{suffix}", stem.unwrap_or(weight))
 }
 
-/// Scales as most have them.
+/// The most common scales.
 const SCALES: &[&Encoding] = &[&F32, &BF16, &F16];
 
 /// Common fields of most layouts.
@@ -130,7 +132,8 @@ const PLAIN: Layout = Layout {
     idle: None,
 };
 
-/// FP8 E4M3: with a scale for each block (DeepSeek-V3, Qwen3), output channel (compressed-tensors) or tensor (ModelOpt, AutoFP8).
+/// FP8 E4M3, with a scale for each block (DeepSeek-V3, Qwen3), output channel (compressed-tensors) or tensor
+/// (ModelOpt, AutoFP8).
 pub static FP8: Layout = Layout {
     name: "fp8",
     title: "FP8 E4M3",
@@ -140,7 +143,7 @@ pub static FP8: Layout = Layout {
     ..PLAIN
 };
 
-/// A byte for each code, as compressed-tensors' `int-quantized`.
+/// One byte per code: `int-quantized` of compressed-tensors.
 static INT8: Layout = Layout {
     name: "int8",
     title: "INT8",
@@ -151,7 +154,7 @@ static INT8: Layout = Layout {
     ..PLAIN
 };
 
-/// Codes of 32-bit words, as compressed-tensors' `pack-quantized`. The sign bit of a code is stored the other way round.
+/// Codes in 32-bit words: `pack-quantized` of compressed-tensors. The sign bit of a code is stored inverted.
 static PACKED: Layout = Layout {
     name: "packed",
     title: "packed INT",
@@ -164,7 +167,7 @@ static PACKED: Layout = Layout {
     ..PLAIN
 };
 
-/// NVFP4, as compressed-tensors stores it.
+/// NVFP4 of compressed-tensors.
 static NVFP4: Layout = Layout {
     name: "nvfp4",
     title: "NVFP4",
@@ -175,19 +178,19 @@ static NVFP4: Layout = Layout {
     ..PLAIN
 };
 
-/// NVFP4, as NVIDIA's ModelOpt stores it.
+/// NVFP4 of NVIDIA's ModelOpt.
 static NVFP4_MODELOPT: Layout = Layout {
     name: "nvfp4_modelopt",
     title: "NVFP4",
     codes: Packing::of("", "U8"),
-    // Its zeros have no sign.
+    // Zeros in this layout have no sign.
     number: |code, bits| e2m1(code, bits) + 0.0,
     scales: (&["_scale"], &[&E4M3]),
     factor: Some(Factor { suffix: "_scale_2", divides: false }),
     ..PLAIN
 };
 
-/// MXFP4, as compressed-tensors stores it.
+/// MXFP4 of compressed-tensors.
 static MXFP4_PACKED: Layout = Layout {
     name: "mxfp4_packed",
     title: "MXFP4",
@@ -198,7 +201,7 @@ static MXFP4_PACKED: Layout = Layout {
     ..PLAIN
 };
 
-/// MXFP4, as gpt-oss stores it.
+/// MXFP4 of gpt-oss.
 pub static MXFP4: Layout = Layout {
     name: "mxfp4",
     title: "MXFP4",
@@ -210,7 +213,7 @@ pub static MXFP4: Layout = Layout {
     ..PLAIN
 };
 
-/// AWQ, version `gemm`: words along the output channels, with the places of `AWQ_REVERSE_ORDER`.
+/// AWQ, version `gemm`: words along the output channels, in the order of `AWQ_REVERSE_ORDER`.
 static AWQ: Layout = Layout {
     name: "awq",
     title: "AWQ INT",
@@ -223,7 +226,8 @@ static AWQ: Layout = Layout {
 
 const AWQ_ORDER: [u8; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// GPTQ, `checkpoint_format` `gptq`: words along the input channels; of zero points along the output channels.
+/// GPTQ, `checkpoint_format` `gptq`: words along the input channels; for zero points along the output
+/// channels.
 static GPTQ: Layout = Layout {
     name: "gptq",
     title: "GPTQ INT",
@@ -235,24 +239,24 @@ static GPTQ: Layout = Layout {
     ..PLAIN
 };
 
-/// GPTQ, `checkpoint_format` `gptq_v2`, whose zero points are what they are.
+/// GPTQ, `checkpoint_format` `gptq_v2`, where zero points are not stored minus 1.
 static GPTQ_V2: Layout = Layout { name: "gptq_v2", zeros: Some(Packing::of(".qzeros", "I32")), ..GPTQ };
 
-/// Every layout that is read.
+/// Every supported layout.
 pub static LAYOUTS: [&Layout; 10] =
     [&FP8, &INT8, &PACKED, &NVFP4, &NVFP4_MODELOPT, &MXFP4_PACKED, &MXFP4, &AWQ, &GPTQ, &GPTQ_V2];
 
-/// The layout of that name.
+/// Returns the layout of that name.
 pub fn of(name: &str) -> Option<&'static Layout> {
     LAYOUTS.into_iter().find(|layout| layout.name == name)
 }
 
-/// Name of a layout for people, with the bits of its codes where its name leaves them open.
+/// Name of a layout for people, with the bits of its codes if the name does not give them.
 fn title(layout: &Layout, bits: u32) -> String {
     if layout.title.ends_with("INT") { format!("{}{bits}", layout.title) } else { layout.title.to_owned() }
 }
 
-/// Storage of a leaf's numbers, for people.
+/// Storage type of a leaf's numbers, for people.
 pub fn describe(coded: &Coded) -> String {
     let Some(layout) = of(&coded.layout) else { return coded.layout.clone() };
     let block = if layout.transposed { [coded.block[1], coded.block[0]] } else { coded.block };
@@ -262,9 +266,9 @@ pub fn describe(coded: &Coded) -> String {
 }
 
 impl Layout {
-    /// The format of weights that holds what is stored as it is, whatever the codes are.
+    /// The format of weights that holds the stored numbers exactly, for all possible codes.
     pub fn format(&self, coded: &Coded, shape: &[usize]) -> Option<Format> {
-        // What has zero points may have them so that no format holds it.
+        // With zero points, some codes may be out of the range of every format.
         let (cols, group) = (shape.last().copied().unwrap_or(1), coded.block[1]);
         let plain = coded.zeros.is_none() && coded.groups.is_none();
         let coding = match (self.grid?, coded.bits) {

@@ -5,22 +5,22 @@ use crate::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
 use moec_ir::{Coded, Encoding, Leaf, WeightExpr};
 
-/// A quantised weight that is being taken.
+/// A quantised weight that is being read.
 struct Weight<'a> {
     tensors: &'a Tensors<'a>,
     way: &'a Way,
     name: &'a str,
     /// Name of the codes.
     codes: &'a str,
-    /// Axes before those of a matrix.
+    /// Axes before the two of a matrix.
     outer: &'a [&'a Dim],
 }
 
 impl Tensors<'_> {
-    /// Takes a weight of this decoded shape as codes and what makes numbers of them.
+    /// Reads a weight of this decoded shape as codes with their scales and other factors.
     ///
     /// # Errors
-    /// Tensors that are missing, or do not fit.
+    /// Fails if tensors are missing or do not fit.
     pub(crate) fn take_quantised(
         &self,
         way: &Way,
@@ -42,7 +42,7 @@ impl Tensors<'_> {
                     input.why
                 )));
         }
-        // From here on rows and columns are those of the tensors.
+        // From here on, rows and columns are those of the tensors.
         let (matrix, block) =
             if layout.transposed { ([*input, *out], [block[1], block[0]]) } else { ([*out, *input], block) };
         let blocks = [matrix[0].blocks(block[0]), matrix[1].blocks(block[1])];
@@ -66,7 +66,7 @@ impl Tensors<'_> {
         let factor = match &layout.factor {
             Some(of) => {
                 let tensor = named(name, of.suffix);
-                // One for all matrices will do.
+                // One factor for all matrices is enough.
                 let one = self.shape(&tensor).is_some_and(|shape| shape.iter().all(|&n| n == 1));
                 let shape = if one { Vec::new() } else { weight.led(&[]) };
                 weight.further("the factor on its scales", of.suffix, true, &shape, &["F32"])?
@@ -94,7 +94,7 @@ impl Tensors<'_> {
 }
 
 impl Packing {
-    /// Extents of the words that hold a matrix of codes.
+    /// Extents of the words for a matrix of codes.
     fn words_of(&self, bits: u32, [rows, cols]: [Dim; 2]) -> [Dim; 2] {
         let codes = self.codes(bits);
         if self.by_rows() { [rows.blocks(codes), cols] } else { [rows, cols.blocks(codes)] }
@@ -102,12 +102,12 @@ impl Packing {
 }
 
 impl Weight<'_> {
-    /// A shape for each matrix.
+    /// A shape with the axes before those of a matrix.
     fn led(&self, shape: &[Dim]) -> Vec<Dim> {
         self.outer.iter().copied().chain(shape).cloned().collect()
     }
 
-    /// The tensor of this suffix, if it is there, counted as read.
+    /// The tensor of this suffix, if it exists, counted as read.
     fn further(
         &self,
         what: &str,
@@ -132,7 +132,7 @@ impl Weight<'_> {
             .hint("the download may be incomplete, or `quantization_config` may be that of another model"))
     }
 
-    /// The scales, by the first of their names that is there.
+    /// The scales, under the first of their names that exists.
     fn scales(&self, blocks: &[Dim]) -> Result<String> {
         let (suffixes, of) = self.way.layout.scales;
         let there =
@@ -142,7 +142,7 @@ impl Weight<'_> {
         Ok(self.further("scales", suffix, true, &self.led(blocks), &dtypes)?.unwrap_or_default())
     }
 
-    /// The tensor of groups, unless they lie one after another.
+    /// The tensor of groups, unless groups are consecutive.
     fn groups(&self, tensor: String, channels: usize, count: usize) -> Result<Option<String>> {
         let checkpoint = self.tensors.checkpoint();
         let groups = decode::groups(checkpoint, &tensor)?;

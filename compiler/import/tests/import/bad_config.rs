@@ -1,4 +1,4 @@
-//! Configs that are wrong, do not fit the weights, or request what is not supported.
+//! Tests of configs that are wrong, do not fit the weights, or need unsupported features.
 
 use super::support::{Folder, Tensor, refusal};
 use serde_json::{Value, json};
@@ -147,7 +147,7 @@ fn quantisations_that_are_not_supported() {
     insta::assert_snapshot!(said.join("\n"));
 }
 
-/// A configuration of compressed-tensors of one group.
+/// A configuration of compressed-tensors with one group.
 fn packed(weights: Value) -> Value {
     let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
     json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups})
@@ -334,7 +334,7 @@ fn layers_of_mamba_that_do_not_fit() {
     let mut folder = Folder::golden("jamba");
     folder.tensors.insert("model.layers.1.mamba.A_log".into(), Tensor::f32(&[128], &[0.0; 128]));
     said.push(refusal(folder.write().path()));
-    // Jamba's rank may follow from its width.
+    // Jamba's rank has a default, which depends on its width.
     said.push(set("jamba", "mamba_dt_rank", "auto"));
     insta::assert_snapshot!(said.join("\n"));
 }
@@ -455,7 +455,7 @@ fn activations_of_families_with_relu() {
     ");
 }
 
-/// IBM's hybrid of a similar name is another model.
+/// IBM's hybrid with a similar name is another model.
 #[test]
 fn bamba_is_not_bamboo() {
     let said = set("bamboo", "architectures", json!(["BambaForCausalLM"]));
@@ -467,7 +467,7 @@ fn bamba_is_not_bamboo() {
     );
 }
 
-/// Every key of every golden config, replaced by values that do not belong there: never a panic.
+/// Sets every key of every golden config to invalid values: no import panics.
 #[test]
 fn nonsense_in_any_key_does_not_panic() {
     let families = [

@@ -1,4 +1,4 @@
-//! Files that are damaged, incomplete or malicious: what the user reads.
+//! Tests of error messages for files that are damaged, incomplete or malicious.
 
 use super::support::{Folder, Tensor, golden, refusal, serialize, shard, write_index};
 use safetensors::tensor::Dtype;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// A folder whose only weights are these bytes.
+/// A folder with only these bytes as weights.
 fn with_file(bytes: &[u8]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(golden("hf/olmoe/config.json"), dir.path().join("config.json")).unwrap();
@@ -14,7 +14,7 @@ fn with_file(bytes: &[u8]) -> tempfile::TempDir {
     dir
 }
 
-/// A safetensors file of this header, with this many bytes of data.
+/// A safetensors file with this header and so many bytes of data.
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());

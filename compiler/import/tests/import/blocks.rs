@@ -1,4 +1,5 @@
-//! Layers of other forms than the families have: what they lower to, against the same computed by hand.
+//! Tests of layers with other structures than those of the families: their Graphs, against results computed
+//! by hand.
 
 use super::support::{distance, shapes};
 use moec_import::ModelSpec;
@@ -18,7 +19,7 @@ const EPS: f32 = 1e-5;
 const SILU: Glu = Glu::Gated(Activation::Silu);
 const TOKENS: [u32; 3] = [3, 0, 4];
 
-/// A number of a tensor, by its place.
+/// The number at a position of a tensor.
 fn number(tensor: &str, matrix: usize, row: usize, col: usize) -> f32 {
     let seed = tensor.bytes().fold(7, |seed, byte| (seed * 31 + u64::from(byte)) % 1009);
     ((seed as usize + 17 * matrix + 7 * row + 3 * col) as f32 * 0.7).sin()
@@ -53,7 +54,7 @@ fn norm(tensor: &str) -> Norm {
     Norm::Rms { eps: EPS, weight: leaf(tensor, &[HIDDEN]) }
 }
 
-/// One head, which nothing turns.
+/// Attention with one head and no rotation.
 fn attention() -> Mixer {
     let [q, k, v, o] = ["q", "k", "v", "o"].map(|name| projection(name, HIDDEN, HIDDEN));
     Gqa {
@@ -140,7 +141,7 @@ fn model(layer: LayerSpec) -> ModelSpec {
     }
 }
 
-/// Logits of the tokens, as the evaluator has them.
+/// Logits of the tokens, computed by the evaluator.
 fn logits(layer: LayerSpec) -> Vec<f32> {
     let module = lower(&model(layer), &shapes(8, 4)).unwrap();
     moec_ir::verify::module(&module).unwrap();
@@ -208,7 +209,7 @@ mod by_hand {
         rows.iter().map(one).collect()
     }
 
-    /// The best expert of each row of `x`, chosen by `routed`.
+    /// The best expert of each row of `x`, chosen by the logits of `routed`.
     pub(super) fn moe(routed: &Rows, x: &Rows) -> Rows {
         let one = |(routed, x): (&Vec<f32>, &Vec<f32>)| {
             let scores = softmax(&times("router", 0, 0..EXPERTS, routed));

@@ -1,4 +1,4 @@
-//! A second container, in memory: a row of the table needs no more than what is here.
+//! Test of a second container, in memory: a row of the table needs no more than this file has.
 
 use super::support::{self, Folder, distance, expected, golden, logits_of};
 use indexmap::IndexMap;
@@ -10,7 +10,8 @@ use moec_ir::{Encoding as Stored, Leaf, Source};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Eight bits with one factor for each 32 numbers, in one tensor: what no container of the compiler stores.
+/// Eight bits with one factor for each 32 numbers, in one tensor: an encoding that no container of the
+/// compiler has.
 const Q8: Encoding = Encoding {
     title: "Q8",
     dtype: "Q8",
@@ -26,7 +27,7 @@ const Q8: Encoding = Encoding {
     },
 };
 
-/// Encodings that are read of this container: all, and one more.
+/// Encodings of this container: all supported ones, and one more.
 const READ: [&Encoding; ENCODINGS.len() + 1] = {
     let mut all = [&Q8; ENCODINGS.len() + 1];
     let mut i = 0;
@@ -93,14 +94,14 @@ impl Container for Memory {
     }
 }
 
-/// A row of a matrix, read alone.
+/// A row of a matrix, read by itself.
 fn row(checkpoint: &Checkpoint, leaf: &Leaf, row: usize) -> Vec<f32> {
     let mut out = vec![0.0; leaf.shape[1]];
     checkpoint.read(leaf, 0, row..row + 1, 0..out.len(), &mut out).unwrap();
     out
 }
 
-/// A golden checkpoint, its matrices in Q8 if `quantised`, and otherwise as they are.
+/// A golden checkpoint, with matrices in Q8 if `quantised`, otherwise unchanged.
 fn memory(folder: &Folder, quantised: bool) -> Memory {
     folder.tensors.iter().fold(Memory::new(&folder.config), |memory, (name, t)| match t.shape[..] {
         [_, cols] if quantised && cols % 32 == 0 => memory.with(name, "Q8", &t.shape, &to_q8(&t.numbers())),
@@ -148,7 +149,7 @@ fn a_container_brings_an_encoding_of_its_own() {
             let leaf = Leaf { tensor: name.clone(), shape: t.shape.clone(), encoding: Stored::Plain };
             assert_eq!(checkpoint.format(&leaf), None);
             let rows: Vec<f32> = (0..t.shape[0]).flat_map(|r| row(&checkpoint, &leaf, r)).collect();
-            // Any columns are those of the row.
+            // Any range of columns equals that range of the row.
             let mut part = [0.0; 10];
             checkpoint.read(&leaf, 0, 3..4, 27..37, &mut part).unwrap();
             assert_eq!(part, rows[3 * t.shape[1]..][27..37]);
@@ -175,7 +176,7 @@ fn what_a_container_says_wrongly_is_refused() {
     let one =
         |dtype, shape: &[usize], bytes| Memory::new(&json!({})).with("w", dtype, shape, &vec![0; bytes]);
     assert_eq!(read(one("Q8", &[2, 64], 144), &[2, 64]), Ok(()));
-    // Bytes that are missing, or too many; rows of broken blocks; a shape that is not the leaf's.
+    // Too few bytes, or too many; rows with incomplete blocks; a shape other than the leaf's.
     for (bytes, stored, shape) in
         [(143, [2, 64], [2, 64]), (180, [2, 64], [2, 64]), (144, [2, 63], [2, 63]), (144, [4, 32], [2, 64])]
     {
@@ -183,7 +184,7 @@ fn what_a_container_says_wrongly_is_refused() {
         assert!(said.contains("does not fit tensor `w`"), "{said}");
     }
     insta::assert_snapshot!(read(one("Q9", &[2, 64], 144), &[2, 64]).unwrap_err(), @"tensor `w` in `memory` is stored as Q9, which is not supported");
-    // A tensor that is after the data.
+    // A tensor after the end of the data.
     let mut cut = one("F32", &[2, 64], 512);
     cut.data.truncate(500);
     insta::assert_snapshot!(read(cut, &[2, 64]).unwrap_err(), @"`memory` has no tensor `w`");

@@ -1,4 +1,4 @@
-//! Quantised checkpoints: what is read is what the published rules say.
+//! Tests of quantised checkpoints: the numbers that are read follow the published rules.
 
 use super::support::{
     Folder, Tensor, distance, logits, numbers, packed as held, refusal, refusal_with, shapes, spec,
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// Rounds rows of 32 to MXFP4: blocks, scales, and the numbers that they stand for.
+/// Rounds rows of 32 to MXFP4; returns blocks, scales, and the numbers that they represent.
 fn to_mxfp4(numbers: &[f32]) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let (mut blocks, mut scales, mut rounded) = (Vec::new(), Vec::new(), Vec::new());
     for block in numbers.chunks_exact(32) {
@@ -93,7 +93,8 @@ fn gpt_oss_as_mxfp4() {
     let (checkpoint, spec_of) = moec_import::open(packed.path(), &ImportOptions::default()).unwrap();
     let module = lower(&spec_of, &shapes(64, 10)).unwrap();
     let experts = || module.weights.iter().filter(|w| w.class == WeightClass::Experts);
-    // Gate and up of two layers, and down: as they are. What is rounded to another format is not.
+    // Gate and up of two layers, and down, are stored exactly. Weights that are rounded to another format are
+    // not.
     for weight in experts() {
         let want = numbers(weight, &checkpoint);
         assert_eq!(held(weight, Format::Mxfp4, &checkpoint), want, "{}", weight.name);
@@ -133,13 +134,13 @@ fn open(tensors: BTreeMap<String, Tensor>) -> (tempfile::TempDir, Checkpoint) {
     (dir, checkpoint)
 }
 
-/// Codes whose scales are in tensor `s`.
+/// Codes with scales in tensor `s`.
 fn coded(layout: &str, bits: u32, block: [usize; 2]) -> Encoding {
     let (layout, scales) = (layout.to_owned(), "s".to_owned());
     Encoding::Coded(Box::new(Coded { layout, bits, block, scales, zeros: None, factor: None, groups: None }))
 }
 
-/// Reads the same leaf whole and in pieces.
+/// Reads the same leaf whole and in parts.
 fn read_all(checkpoint: &Checkpoint, leaf: &Leaf) -> Vec<f32> {
     let [matrices, rows, cols] = leaf.shape[..] else { panic!("three axes") };
     let mut out = Vec::new();
@@ -158,7 +159,7 @@ fn read_all(checkpoint: &Checkpoint, leaf: &Leaf) -> Vec<f32> {
 
 #[test]
 fn fp8_blocks_of_128_by_128() {
-    // Two experts of 200×300: two by three blocks each, those at the edges smaller.
+    // Two experts of 200×300: two by three blocks each, with smaller blocks at the edges.
     let (rows, cols) = (200, 300);
     let stored: Vec<u8> = (0..2 * rows * cols).map(|i| (i * 7 % 126) as u8).collect();
     let factors: Vec<f32> = (0..12).map(|i| 1.0 + i as f32).collect();
@@ -193,7 +194,7 @@ fn mxfp4_rectangles() {
 
 #[test]
 fn what_leaves_memory_can_be_read_again() {
-    // More than reading may keep resident: the maps are let go in between.
+    // More than the resident limit of reading: the maps are released in between.
     let numbers: Vec<f32> = (0..2 * 40 * 50).map(|i| i as f32).collect();
     let (_dir, checkpoint) = open([("w".to_owned(), Tensor::f32(&[2, 40, 50], &numbers))].into());
     let leaf = Leaf { tensor: "w".into(), shape: vec![2, 40, 50], encoding: Encoding::Plain };
@@ -241,11 +242,11 @@ fn numbers_that_are_not_finite() {
     assert!(read(&strict, 10..64).is_ok());
     let lax = ImportOptions { allow_nonfinite: true };
     assert!(read(&lax, 7..64).unwrap()[57 + 2].is_nan());
-    // Opening reads no numbers.
+    // Opening does not read numbers.
     assert_eq!(refusal_with(dir.path(), &lax), "accepted");
 }
 
-/// A checkpoint with its matrices in FP8, and the same with the numbers that these stand for.
+/// A checkpoint with matrices in FP8, and one with the numbers that these represent.
 fn in_fp8(family: &str) -> [Folder; 2] {
     let mut folder = Folder::golden(family);
     let mut plain = folder.clone();
@@ -280,7 +281,7 @@ fn in_fp8(family: &str) -> [Folder; 2] {
 #[test]
 fn fp8_checkpoints() {
     let ids: Vec<u32> = (0..24).map(|i| i * 37 % 320).collect();
-    // Rows of a matrix that is cut by heads, and a configuration inside of another, too.
+    // Rows of a matrix that is split by heads, and a configuration that is nested in another.
     for family in ["deepseek_v3", "qwen3_next", "qwen3_5_moe_published"] {
         let [dir, plain] = in_fp8(family).map(|folder| folder.write());
         assert_eq!(distance(&logits(dir.path(), &ids, 10), &logits(plain.path(), &ids, 10)), 0.0, "{family}");

@@ -1,4 +1,4 @@
-//! GGUF files against the checkpoints that they were made from, and files that are damaged.
+//! Tests of GGUF files against the checkpoints that they were made from, and of damaged files.
 
 #[path = "../../../../gguf/tests/it/builder.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A folder with `model.gguf`, written from a checkpoint with more options.
+/// A folder with `model.gguf`, converted from a checkpoint with these options.
 fn write(checkpoint: &Path, options: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(moec_testing::gguf().unwrap());
@@ -51,14 +51,15 @@ fn the_same_weights_give_the_same_logits() {
     }
 }
 
-/// A checkpoint of 2026 as GGUF can say it: Llama 4's chunks and the growth of its queries are llama.cpp's own.
+/// A checkpoint of 2026 that GGUF can represent: in llama.cpp, Llama 4's chunks and query factors are
+/// constants.
 fn sayable(family: &str) -> Option<TempDir> {
     let changed = Folder::golden(family).set("attention_chunk_size", 8192).set("floor_scale", 8192);
     (family == "llama4").then(|| changed.write())
 }
 
-/// What the converter does to each architecture is undone: the logits are transformers', and those of the safetensors but for what
-/// the file rounds (rates of decay, frequencies).
+/// The import undoes the converter's changes to each architecture. The logits are those of transformers, and
+/// of the safetensors except for values that the file rounds (rates of decay, frequencies).
 #[test]
 fn architectures_of_2026() {
     if !GGUF.here() {
@@ -94,7 +95,7 @@ fn quantised_weights_mean_what_the_package_says() {
     }
 }
 
-/// The small model of many types, and the same in F32: `model.gguf` and `decoded.gguf`.
+/// The small model with many types, and the same in F32: `model.gguf` and `decoded.gguf`.
 fn of_many_types() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(moec_testing::gguf().unwrap());
@@ -116,7 +117,7 @@ fn every_type_of_block_means_what_the_package_says() {
     assert_eq!(logits(&stored, &ids, 16), logits(&decoded, &ids, 16));
 }
 
-/// A scale that is not a number is an error with the tensor's name and the place: in IQ1_S, IQ2_XS and TQ2_0.
+/// A NaN scale is an error with the tensor's name and the position: in IQ1_S, IQ2_XS and TQ2_0.
 #[test]
 fn scales_that_are_not_finite() {
     if !GGUF.here() {
@@ -144,7 +145,7 @@ fn scales_that_are_not_finite() {
     }
 }
 
-/// What a bundle holds of weights that are stored in blocks of 32 codes is what the package makes of them, number for number.
+/// For weights in blocks of 32 codes, a bundle has the same numbers as the Python package decodes.
 #[test]
 fn codes_of_blocks_are_taken_over() {
     if !GGUF.here() {
@@ -165,7 +166,7 @@ fn codes_of_blocks_are_taken_over() {
         let ((ours, module), (package, decoded)) = (open("model.gguf"), open("decoded"));
         let mut taken = [0; WeightClass::ALL.len()];
         for (weight, same) in module.weights.iter().zip(&decoded.weights) {
-            // Rows that are no whole blocks are stored as f16, and angles are no tensors.
+            // Rows without whole blocks are stored as f16, and angles are not tensors.
             if weight.class == WeightClass::Exact
                 || !weight.expr.leaves().all(|leaf| ours.format(leaf) == Some(format))
             {
@@ -290,8 +291,9 @@ fn the_demo_model_has_its_tokenizer() {
     }
 }
 
-/// What packing makes of Q8_0 and Q4_0: most often their codes with their scales rounded to bf16, and never anything that is
-/// further away. The quantisers of ggml give the largest number of a block the code at the end of the range, ±127 or −8.
+/// Packing of Q8_0 and Q4_0: most blocks keep their codes, with scales rounded to bf16, and the error is never
+/// larger than that of kept codes. ggml's quantisers give the largest number of a block the code at the end of
+/// the range, ±127 or −8.
 #[test]
 fn packing_keeps_the_codes_of_blocks() {
     let mut state = 7_u64;
@@ -330,7 +332,7 @@ fn packing_keeps_the_codes_of_blocks() {
     }
 }
 
-/// What is said of a file.
+/// The error message for a file.
 fn said(bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -338,7 +340,7 @@ fn said(bytes: &[u8]) -> String {
     refusal(&path)
 }
 
-/// A file of an architecture, so far without anything else.
+/// A file of an architecture, with no other keys yet.
 fn model(architecture: &str) -> Builder {
     Builder::default().key("general.architecture", TEXT, &text(architecture))
 }
@@ -374,7 +376,7 @@ fn files_that_are_refused() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// What later architectures have and need, each by its name.
+/// Features and required keys of the architectures of 2026, each by its name.
 #[test]
 fn models_of_2026_that_are_refused() {
     let count = |builder: Builder, key: &str, n: u32| builder.key(key, U32, &n.to_le_bytes());
@@ -413,7 +415,7 @@ fn models_of_2026_that_are_refused() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// A small llama of one layer, with so many experts; its tensors are missing.
+/// A small llama of one layer with so many experts, without its tensors.
 fn llama(experts: u32) -> Builder {
     small("llama", experts, 1)
 }

@@ -24,7 +24,7 @@ fn logits_of_every_checkpoint() {
     }
 }
 
-/// The same weights under the configuration that was published give the same logits to the bit.
+/// The same weights with the published configuration give bitwise equal logits.
 #[test]
 fn published_configurations() {
     let published = |of: &&Checkpoint| golden("hf").join(of.name).join("published.json").exists();
@@ -41,7 +41,7 @@ fn published_configurations() {
     }
 }
 
-/// Names as published beside a part that sees, whose tensors are skipped and named.
+/// Names of multimodal checkpoints: vision tensors are skipped, and a warning names them.
 #[test]
 fn text_parts_of_models_that_see() {
     for (family, seen) in [
@@ -54,7 +54,7 @@ fn text_parts_of_models_that_see() {
         let mut folder = Folder::golden(family);
         let text = fs::read(dir.join("published.json")).unwrap();
         folder.config = serde_json::from_slice(&text).unwrap();
-        // Step's text part keeps the names that it has by itself.
+        // Step's text part keeps its own names.
         if family != "step3p7" {
             let names = std::mem::take(&mut folder.tensors).into_iter();
             folder.tensors = names.map(|(name, t)| (format!("language_model.{name}"), t)).collect();

@@ -1,4 +1,4 @@
-//! One checkpoint in the many forms that it may be published in: the logits stay the same.
+//! Tests of the many layouts in which one checkpoint may be published: the logits are equal.
 
 use super::support::{Folder, Tensor, distance, expected, golden, logits, refusal, shard, spec, write_index};
 use moec_testing::checkpoints::VERSION_5;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Holds a changed form of a golden checkpoint against the logits of transformers.
+/// Compares the logits of a changed golden checkpoint with those of transformers.
 fn check(family: &str, dir: &Path) {
     let (ids, want) = expected(&golden("hf").join(family));
     let off = distance(&logits(dir, &ids, 20), &want);
     assert!(off < 1e-4, "{family}: logits differ by {off}");
 }
 
-/// Spells a config as transformers 4 did.
+/// Rewrites a config in the spelling of transformers 4.
 fn version_4(mut folder: Folder, family: &str) -> Folder {
     let experts = ["num_experts", "num_local_experts", "n_routed_experts"];
     let n = experts.iter().find_map(|key| folder.cut(key)).unwrap();
@@ -77,7 +77,7 @@ fn keys_that_older_configs_leave_out() {
     }
 }
 
-/// Layers with attention are given by their list, or by an interval; how much of a head is rotated may be left out.
+/// Layers with attention follow from a list or from an interval; the rotated share of a head has a default.
 #[test]
 fn layers_of_the_delta_rule() {
     for (family, types) in [("qwen3_next", true), ("qwen3_next", false), ("qwen3_5_moe", false)] {
@@ -89,7 +89,7 @@ fn layers_of_the_delta_rule() {
         rope.shift_remove("partial_rotary_factor").unwrap();
         check(family, folder.write().path());
     }
-    // Another interval takes other layers, which are not in the file.
+    // With another interval other layers have attention, whose tensors are not in the file.
     let mut folder = Folder::golden("qwen3_next").set("full_attention_interval", 2);
     folder.cut("layer_types").unwrap();
     let said = refusal(folder.write().path());
@@ -115,7 +115,7 @@ fn smallthinker_in_earlier_and_later_spelling() {
         let folder = folder.set("rope_parameters", json!({"rope_type": "default", "rope_theta": theta}));
         check(family, folder.write().path());
     }
-    // Without layouts every layer is rotated and none has a window; the table is the head.
+    // Without these lists every layer is rotated and none has a window; the embedding table is the head.
     let mut folder = Folder::golden("smallthinker_4b");
     for key in ["rope_layout", "sliding_window_layout", "tie_word_embeddings", "head_dim", "norm_topk_prob"] {
         folder.cut(key).unwrap();
@@ -229,7 +229,7 @@ fn other_dtypes() {
     }
 }
 
-/// Fuses experts that have tensors of their own: `[experts, 2·inner, hidden]` and `[experts, hidden, inner]`.
+/// Fuses experts with separate tensors: `[experts, 2·inner, hidden]` and `[experts, hidden, inner]`.
 fn fuse(folder: &mut Folder, from: &str, to: &str, parts: [&str; 3], experts: usize, exchanged: bool) {
     let mut names: Vec<String> = folder.tensors.keys().filter(|n| n.contains(from)).cloned().collect();
     names.retain(|n| n.contains(".0.") && n.ends_with(&format!("experts.0.{}.weight", parts[0])));
@@ -288,7 +288,7 @@ fn fused_experts() {
     }
 }
 
-/// OLMoE's golden checkpoint with another number of neurons, of which those beyond the golden one's are 0.
+/// OLMoE's golden checkpoint with another number of neurons; additional neurons are 0.
 fn olmoe_with_inner(inner: usize) -> Folder {
     let mut folder = Folder::golden("olmoe").set("intermediate_size", inner);
     for (name, t) in &mut folder.tensors {
@@ -310,7 +310,7 @@ fn olmoe_with_inner(inner: usize) -> Folder {
 
 #[test]
 fn exchanged_axes_are_found_where_one_tensor_of_a_layer_is_square() {
-    // Hidden is 64: with 32 neurons gate and up are square together, with 64 down is.
+    // Hidden is 64: gate and up together are square with 32 neurons, and down is with 64.
     for inner in [32, 64] {
         let apart = olmoe_with_inner(inner);
         let (ids, _) = expected(&golden("hf/olmoe"));
@@ -405,13 +405,13 @@ fn parameters_in_all_and_active() {
     let count =
         |name: &str| Folder::golden(name).tensors.values().map(|t| t.numbers().len() as u64).sum::<u64>();
     assert_eq!((olmoe.params, olmoe.active_params), (count("olmoe"), count("olmoe") - idle));
-    // Experts that share a tensor, with biases.
+    // Experts in one tensor, with biases.
     let gpt_oss = spec(&golden("hf/gpt_oss"));
     let idle = 2 * 6 * (3 * 48 * 64 + 2 * 48 + 64);
     assert_eq!((gpt_oss.params, gpt_oss.active_params), (count("gpt_oss"), count("gpt_oss") - idle));
 }
 
-/// Experts that read rows of twice as many channels, the second half of which means nothing.
+/// Experts that read rows with twice as many channels, the second half of which has no effect.
 #[test]
 fn experts_between_two_projections() {
     let mut folder = Folder::golden("nemotron_h").set("moe_latent_size", 128);

@@ -1,4 +1,4 @@
-//! The Graphs of every golden checkpoint, and the choices that lowering makes.
+//! Tests of the Graphs of every golden checkpoint, and of the choices of lowering.
 
 use super::support::{Folder, golden, shapes, spec};
 use moec_import::lower::{Shapes, lower};
@@ -81,13 +81,14 @@ fn a_layer_of_latent_attention() {
     let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Scope::in_layer(1, Part::ATTN));
     let names: Vec<_> = nodes.map(|n| n.op.name()).collect();
     insta::assert_snapshot!(names.join(" "), @"rms_norm linear rms_norm linear slice slice head_linear rope concat linear slice rms_norm slice rope concat cache_write attention head_linear linear add");
-    // One head of latent and rotated channels is all that is cached.
+    // Only one head of latent and rotated channels is cached.
     let states: Vec<_> = module.states.iter().map(|s| (s.name.as_str(), s.ty.shape.as_slice())).collect();
     assert_eq!(states[1], ("layers.1.k", [2, 1, 64, 40].as_slice()));
     assert_eq!(states.len(), 3);
 }
 
-/// Llama 4: layers that are rotated see chunks, of which a context as long as one has no more; others scale queries by position.
+/// Llama 4: rotated layers have a chunk, unless it is as long as the context; others have a
+/// position-dependent factor on queries.
 #[test]
 fn layers_of_chunks_and_layers_without_rotation() {
     let spec = spec(&golden("hf/llama4"));
@@ -152,7 +153,7 @@ fn a_window_keeps_a_ring_where_the_context_is_longer() {
         module.states.iter().map(of).collect::<Vec<_>>()
     };
     let (ring, cache) = (StateKind::Ring { window: 16 }, StateKind::Cache);
-    // Window and chunk are 16 + 31, which is a block; 16 + 127 are two.
+    // Window and chunk are 16 + 31 rows, which need one block; 16 + 127 need two.
     assert_eq!(kept(&shapes(512, 32)), [(128, ring), (128, ring), (512, cache), (512, cache)]);
     assert_eq!(kept(&shapes(512, 128)), [(256, ring), (256, ring), (512, cache), (512, cache)]);
     assert_eq!(kept(&shapes(128, 32)), [(128, cache); 4]);

@@ -1,4 +1,4 @@
-//! From Hugging Face folders to Graphs whose logits are those of transformers.
+//! Tests of the import: from Hugging Face folders to Graphs with the logits of transformers.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 

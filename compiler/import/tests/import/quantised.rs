@@ -1,4 +1,5 @@
-//! Checkpoints that the tools of each layout wrote (`golden/quantised/make.py`): read to the bit, and refused where they are damaged.
+//! Tests of checkpoints that each layout's own tool wrote (`golden/quantised/make.py`): decoded exactly, and
+//! refused if damaged.
 
 use super::support::{
     Folder, Tensor, distance, golden, load, logits, numbers, packed as held, refusal, shapes, spec,
@@ -34,14 +35,14 @@ const LAYOUTS: [&str; 17] = [
     "gptq_v2",
 ];
 
-/// Hashes of the matrices by name, as the tool of a layout dequantises them.
+/// Hashes of the matrices by name, as dequantised by the layout's own tool.
 fn hashes(layout: &str) -> BTreeMap<String, String> {
     let text = fs::read(golden("quantised/hashes.json")).unwrap();
     let mut all: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_slice(&text).unwrap();
     all.remove(layout).unwrap()
 }
 
-/// OLMoE with the matrices of a layer in a layout, and the plain checkpoint that they are of.
+/// OLMoE with the matrices of a layer in a layout, and the plain checkpoint that it was made from.
 fn quantised(layout: &str) -> [Folder; 2] {
     let path = golden("quantised").join(format!("{layout}.safetensors"));
     let bytes = fs::read(&path).unwrap();
@@ -126,7 +127,7 @@ fn whole_codes_are_taken_over() {
             .collect();
         assert_eq!(experts.len(), 2, "{layout}");
         for weight in experts {
-            // Whether all codes fit, zero points leave open until they are read.
+            // With zero points, only reading shows whether all codes fit.
             let known = (layout != "gptq_sym").then_some(format);
             assert!(weight.expr.leaves().all(|leaf| checkpoint.format(leaf) == known), "{layout}");
             assert_eq!(
@@ -164,7 +165,7 @@ fn fused_experts_have_scales_of_their_own() {
     }
 }
 
-/// Error of a changed checkpoint in a layout.
+/// The error for a changed checkpoint in a layout.
 fn refused(layout: &str, change: impl FnOnce(&mut Folder)) -> String {
     let [mut folder, _] = quantised(layout);
     change(&mut folder);

@@ -1,4 +1,4 @@
-//! Checkpoints that tests take apart, change, and write anew.
+//! Checkpoints that tests read, change, and write again.
 
 use moec_cpu::{Packer, Scratch};
 use moec_import::lower::{Shapes, lower};
@@ -74,7 +74,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Reads a golden one.
+    /// Reads a golden checkpoint.
     pub(crate) fn golden(family: &str) -> Self {
         let dir = golden("hf").join(family);
         Self {
@@ -105,14 +105,14 @@ impl Folder {
         dir
     }
 
-    /// Writes it as one file.
+    /// Writes the checkpoint as one file.
     pub(crate) fn write(&self) -> tempfile::TempDir {
         let dir = self.write_config();
         fs::write(dir.path().join("model.safetensors"), serialize(&self.tensors)).unwrap();
         dir
     }
 
-    /// Writes it as two shards with an index; every second tensor goes to the second.
+    /// Writes the checkpoint as two shards with an index; every second tensor is in the second shard.
     pub(crate) fn write_sharded(&self) -> tempfile::TempDir {
         let dir = self.write_config();
         let mut parts = [BTreeMap::new(), BTreeMap::new()];
@@ -129,12 +129,12 @@ impl Folder {
     }
 }
 
-/// Name of a shard of two.
+/// Name of one of two shards.
 pub(crate) fn shard(i: usize) -> String {
     format!("model-{:05}-of-00002.safetensors", i + 1)
 }
 
-/// Writes an index.
+/// Writes an index of shards.
 pub(crate) fn write_index(dir: &Path, map: Value) {
     let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map});
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
@@ -174,14 +174,14 @@ pub(crate) fn spec(dir: &Path) -> ModelSpec {
     moec_import::open(dir, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}")).1
 }
 
-/// Imports a folder and evaluates it on tokens: a chunk that does not divide the prompt, then single
-/// tokens in a batch of two.
+/// Imports a folder and evaluates it on tokens. The chunk does not divide the prompt; the last tokens are
+/// decoded one by one in a batch of two.
 pub(crate) fn logits(dir: &Path, ids: &[u32], chunk: usize) -> Vec<f32> {
     let (checkpoint, _) = moec_import::open(dir, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     logits_of(&checkpoint, ids, chunk)
 }
 
-/// As [`logits`], of an open checkpoint.
+/// Like [`logits`], for an open checkpoint.
 pub(crate) fn logits_of(checkpoint: &Checkpoint, ids: &[u32], chunk: usize) -> Vec<f32> {
     let spec = moec_import::read(checkpoint).unwrap_or_else(|e| panic!("{e}"));
     let shapes = shapes(ids.len().max(64), chunk);
@@ -195,7 +195,7 @@ pub(crate) fn logits_of(checkpoint: &Checkpoint, ids: &[u32], chunk: usize) -> V
     out
 }
 
-/// Numbers of a matrix, or of several.
+/// Elements of a matrix, or of several.
 pub(crate) fn numbers(weight: &Weight, source: &dyn Source) -> Vec<f32> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let mut all = vec![0.0; weight.matrices() * rows * cols];
@@ -205,7 +205,7 @@ pub(crate) fn numbers(weight: &Weight, source: &dyn Source) -> Vec<f32> {
     all
 }
 
-/// As [`numbers`], packed in panels of a format as a build does it, and read back.
+/// Like [`numbers`], but packed in panels of a format as in a build, and read back.
 pub(crate) fn packed(weight: &Weight, format: Format, source: &dyn Source) -> Vec<f32> {
     let layout = Layout::Panels { nr: 16 };
     let (rows, cols, matrices) = (weight.rows(), weight.cols(), weight.matrices());
@@ -232,25 +232,25 @@ pub(crate) fn packed(weight: &Weight, format: Format, source: &dyn Source) -> Ve
     all
 }
 
-/// Prompt and logits that transformers gave.
+/// Prompt and logits from transformers.
 pub(crate) fn expected(dir: &Path) -> (Vec<u32>, Vec<f32>) {
     let tensors = load(&dir.join("expected.safetensors"));
     let ids = tensors["input_ids"].data.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     (ids, tensors["logits"].numbers())
 }
 
-/// Largest difference.
+/// Largest absolute difference.
 pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// The error of importing a folder, as the user reads it.
+/// The error of importing a folder, as it is shown to the user.
 pub(crate) fn refusal(dir: &Path) -> String {
     refusal_with(dir, &ImportOptions::default())
 }
 
-/// As [`refusal`], with options.
+/// Like [`refusal`], with options.
 pub(crate) fn refusal_with(dir: &Path, options: &ImportOptions) -> String {
     match moec_import::open(dir, options) {
         Ok(_) => "accepted".to_owned(),

@@ -1,6 +1,7 @@
-//! The profile that a build takes, and the importance of weights that follows from it: from the profile that `model.toml` names, or from its texts.
+//! The profile that a build uses, and the importance of weights that follows from it. The profile is the one
+//! that `model.toml` names, or is recorded from its texts.
 //!
-//! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
+//! A profile that a build records itself is kept in the cache under a hash of everything that it depends on.
 
 use super::{Request, WINDOW, calibrate, read_texts};
 use moec_base::cache_dir;
@@ -17,11 +18,11 @@ use moec_profile::{Importance, Origin, Profile, file};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The profile for a build: the one that `model.toml` names, else that of the texts that it names. `None` where it
-/// says nothing of calibration.
+/// Returns the profile for a build: the one that `model.toml` names, else that of its texts. `None` if
+/// `model.toml` has no calibration.
 ///
 /// # Errors
-/// A profile that cannot be used, or is of another model; a calibration that fails.
+/// Fails if a profile is invalid or of another model, or if the calibration fails.
 pub fn profile(c: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let origin = || Origin::of(c.checkpoint()?, c.spec()?);
     Ok(match &c.config.calibrate.profile {
@@ -31,7 +32,7 @@ pub fn profile(c: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
     })
 }
 
-/// A profile of a file, of this model.
+/// Reads a profile from a file, and checks that it is of this model.
 fn named(path: &Path, origin: &Origin) -> Result<Profile> {
     let profile = Profile::read(path)?;
     profile.origin.must_be(origin, &path.display().to_string())?;
@@ -43,20 +44,20 @@ fn named(path: &Path, origin: &Origin) -> Result<Profile> {
 pub struct Weighed {
     /// Importance of the weights.
     pub importance: Importance,
-    /// The profile's name and hash.
+    /// Name and hash of the profile.
     pub entry: ProfileEntry,
-    /// Number of times that experts were chosen.
+    /// Number of times that each expert was chosen.
     pub expert_use: Vec<ExpertUse>,
 }
 
-/// The importance of weights for a build, and the profile that it is of. `None` where `model.toml` says nothing of
-/// calibration, or where no weight is rounded so far that it would tell.
+/// Returns the importance of weights for a build, and its profile. `None` if `model.toml` has no calibration,
+/// or if no weight is rounded enough for importance to matter.
 ///
 /// # Errors
-/// A profile that cannot be used, or is of another model; a calibration that fails.
+/// Fails if a profile is invalid or of another model, or if the calibration fails.
 pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Result<Option<Weighed>> {
     if !module.weights.iter().any(|w| w.format.is_quantised()) {
-        // A profile that is named must be right all the same.
+        // A profile that `model.toml` names must be valid in any case.
         if let Some(path) = &c.config.calibrate.profile {
             named(path, &Origin::of(c.checkpoint()?, c.spec()?)?)?;
         }
@@ -73,28 +74,28 @@ pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Resul
     Ok(Some(Weighed { importance, entry, expert_use }))
 }
 
-/// Number of times that a profile saw experts chosen.
+/// Number of times that a profile saw each expert chosen.
 pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
     profile.layers.iter().map(|l| ExpertUse { layer: l.layer, chosen: l.chosen.clone() }).collect()
 }
 
-/// Entry of a bundle for the profile that it was built with.
+/// Manifest entry for the profile that a bundle was built with.
 ///
 /// # Errors
-/// Our bug: a profile that cannot be encoded.
+/// Only bugs of moec: a profile that cannot be encoded.
 pub fn entry(config: &Config, profile: &Profile) -> Result<ProfileEntry> {
     let wanted = &config.calibrate;
     let name = wanted.profile.as_ref().map_or_else(|| file_names(&wanted.text), |path| file_names([path]));
     Ok(ProfileEntry { name, sha256: hex(&sha256(&profile.encode()?)) })
 }
 
-/// Names of files without their folders, which are this machine's.
+/// Names of files without their folders, which are specific to this machine.
 fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
     let names = paths.into_iter().filter_map(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The profile of the texts of `model.toml`, from the cache if it is there.
+/// Returns the profile of the texts of `model.toml`, from the cache if possible.
 fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
     let wanted = &c.config.calibrate;
     let texts = read_texts(&wanted.text)?;
@@ -108,7 +109,7 @@ fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profil
     }
     let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
     let path = cache_dir::path()?.join("profiles").join(name);
-    // A file that cannot be used is taken anew, whatever is wrong with it.
+    // A cached file that cannot be used is recorded anew, whatever is wrong with it.
     if let Some(kept) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
         progress.stage("Calibrated", &format!("before ({})", path.display()));
         return Ok(kept);

@@ -1,8 +1,8 @@
-//! Looks at a traced run, step by step, and adds up what a profile holds.
+//! Observes a traced run, step by step, and adds up the contents of a profile.
 //!
-//! Which step reads which weight stands in the plan; which value that weight is multiplied by stands in the
-//! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
-//! of experts are read right before the step that reads the expert's weight.
+//! The plan says which step reads which weight. The Graph says which value that weight is multiplied by, and
+//! the plan gives that value's location. All of this is resolved once, into [`Tap`]s. The inputs of experts
+//! are read right before the step that reads the expert's weight.
 
 use super::gates::{self, GateSample};
 use super::neurons::{Network, Neurons};
@@ -20,30 +20,31 @@ use moec_profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, 
 use moec_runtime::{Moment, StepView};
 use std::collections::BTreeMap;
 
-/// What to look at around a step.
+/// An observation before or after a step.
 #[derive(Clone, Copy, Debug)]
 enum Tap {
     /// The input of a matrix, or of one matrix per head, before the step.
     Input { x: StridedRows, space: RowSpace, sum: usize },
     /// The input of experts, gathered by the table, before the step.
     Routed { x: StridedRows, table: Table, sum: usize },
-    /// The input of experts that lies in the order of the table, before the step.
+    /// The input of experts in the order of the table, before the step.
     Slots { x: StridedRows, table: Table, sum: usize },
-    /// An input of which products are summed, matrix by matrix, before the step.
+    /// An input whose products are summed, matrix by matrix, before the step.
     Dense { x: StridedRows, space: RowSpace, products: usize },
-    /// The same, of experts whose inputs lie in the order of the table.
+    /// The same for experts with inputs in the order of the table.
     PerSlot { x: StridedRows, table: Table, products: usize },
     /// The input of experts whose gates are measured, before the step.
     Gated { x: StridedRows, table: Table, sample: usize },
-    /// Activations that the neurons of experts hand to their down matrices, in the order of the table, before the step.
+    /// Activations that the neurons of experts pass to their down matrices, in the order of the table, before
+    /// the step.
     Fired { x: StridedRows, table: Table, network: usize },
-    /// Activations that the neurons of a network that every token takes hand to its down matrix, before the step.
+    /// Activations that the neurons of a network for all tokens pass to its down matrix, before the step.
     FiredByAll { x: StridedRows, network: usize },
     /// Choices, weights and logits of a router, after the step.
     Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
     /// The residual stream before an attention's addition, before the step.
     Residual { x: StridedRows },
-    /// The residual stream after it, after the step: what was added is the attention's output.
+    /// The residual stream after that addition, after the step. The difference is the attention's output.
     Attended { x: StridedRows, layer: usize },
 }
 
@@ -51,7 +52,7 @@ enum Tap {
 struct Sum {
     name: String,
     cols: usize,
-    /// Tokens that each of its matrices has seen.
+    /// Number of tokens that each of its matrices has seen.
     tokens: Vec<u64>,
     /// `[matrices, cols]`.
     squares: Vec<f32>,
@@ -77,32 +78,32 @@ pub(super) struct Collector<'a> {
     after: Vec<Vec<Tap>>,
     sums: Vec<Sum>,
     products: Vec<Products>,
-    /// Rows that are kept of each input of which some are.
+    /// Rows that are kept of each sampled input.
     most: usize,
-    /// Products of values that several weights read.
+    /// Sums of products of values that several weights read.
     known: BTreeMap<(ValueId, usize), usize>,
     layers: Vec<Routing>,
     trace: Trace,
-    /// Loads of the chunk that is being read, by layer.
+    /// Loads of the current chunk, by layer.
     loads: Vec<Vec<u16>>,
     saliency: Vec<Saliency>,
-    /// The residual stream before the addition that comes next.
+    /// The residual stream before the next addition.
     residual: Vec<u8>,
     pub(super) recorder: Recorder,
     pub(super) neurons: Neurons,
     gates: Vec<GateSample>,
-    /// Sums of one chunk; small numbers are added to small ones first.
+    /// Sums of one chunk, so that small numbers are added to small ones first.
     part: Vec<f32>,
-    /// Whether all that the taps name was there.
+    /// Whether every value of the taps could be read.
     whole: bool,
 }
 
 impl<'a> Collector<'a> {
-    /// For entry point `index` of `module`, laid out as `entry`. `segments` says which weight each segment of
-    /// the plan packs.
+    /// Creates the observer for entry point `index` of `module`, with the plan `entry`. `segments` is the
+    /// weight that each segment of the plan packs.
     ///
     /// # Errors
-    /// Only our bugs: a weight that no step reads, or a value that has no place.
+    /// Only bugs of moec: a weight that no step reads, or a value without a location.
     pub(super) fn new(
         module: &'a Module,
         entry: &'a Entry,
@@ -183,7 +184,7 @@ impl<'a> Collector<'a> {
                     collector.before[step].push(tap);
                 }
                 let name = &weight.name;
-                // Of a weight that two nodes read, the first input tells how channels go together.
+                // If two nodes read a weight, the correlations are those of its first input.
                 let known = collector.products.iter().any(|p| p.readers.contains(name));
                 match tap {
                     _ if known => {}
@@ -197,7 +198,7 @@ impl<'a> Collector<'a> {
                         });
                         collector.products.push(products);
                     }
-                    // All experts together read what their layer does.
+                    // The experts of a layer together read all rows that the layer reads.
                     Tap::Input { x, .. } | Tap::Routed { x, .. } => {
                         let v = value(node, 0)?;
                         let matrices = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.matrices() };
@@ -251,8 +252,9 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Looks at the addition of the output of attention, or of another mixer, to the residual stream. The output itself may lie nowhere:
-    /// the addition goes into the epilogue of the matrix that gives it.
+    /// Observes the addition of the output of attention, or of another mixer, to the residual stream. The
+    /// output itself may not be in memory, since the addition can be in the epilogue of the matrix that
+    /// computes it.
     fn attended(&mut self, graph: &Graph, node: &Node, layer: u32) -> Result<()> {
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let own = |s: &moec_ir::plan::Step| Some(s.node as usize) == at;
@@ -268,7 +270,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Looks at the neurons of a gated network, before its down matrix.
+    /// Observes the neurons of a gated network, before its down matrix.
     fn neurons(&mut self, graph: &Graph, node: &Node, down: &Weight, tap: Tap) -> Option<Tap> {
         let layer = node.scope.layer?;
         let (glu, k) = match (&node.op, tap) {
@@ -286,21 +288,21 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// A text begins.
+    /// Begins a text.
     pub(super) fn begin(&mut self) {
         self.trace.begin();
         self.neurons.begin();
     }
 
-    /// A chunk of `tokens` tokens was read.
+    /// Ends a chunk of `tokens` tokens.
     pub(super) fn end_chunk(&mut self, tokens: usize) {
         let loads = self.loads.iter_mut().flat_map(|l| l.iter_mut().map(std::mem::take)).collect();
         self.trace.push(Chunk { tokens: tokens as u32, loads });
         self.recorder.end_chunk(tokens, Routes::most(&self.layers));
     }
 
-    /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
-    /// its epilogue.
+    /// Index of the step that reads a weight for a node. The step may belong to an addition whose epilogue
+    /// contains the node.
     fn reader(&self, graph: &Graph, node: &Node, weight: WeightId, segments: &[WeightId]) -> Result<usize> {
         let reads = |arg: &Arg| match arg {
             Arg::Segment(s) | Arg::Matrices(s) => segments.get(*s as usize) == Some(&weight),
@@ -315,7 +317,7 @@ impl<'a> Collector<'a> {
         found.ok_or_else(|| Error::bug(format!("no step of `{}` reads its weight", node.scope)))
     }
 
-    /// Place of a value.
+    /// Location of a value.
     fn rows(&self, v: ValueId) -> Result<StridedRows> {
         let missing = || Error::bug(format!("%{} has no place", v.0));
         let Place { buffer, column, cols } =
@@ -338,8 +340,9 @@ impl<'a> Collector<'a> {
         Ok(Table { rows: self.rows(v)?, layout })
     }
 
-    /// Rows of `x` that step `step` reads: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
-    /// perhaps for another matrix and long before; from then on the value is dead, and its place may hold anything.
+    /// Returns the rows of `x` that step `step` reads: the rows themselves, or a copy. Rows with strides of
+    /// whole pages are copied first, perhaps for another matrix and long before. After the copy the value is
+    /// dead, and its memory may be reused.
     fn read_by(&self, step: usize, x: StridedRows) -> Result<StridedRows> {
         let missing = || Error::bug(format!("step {step} does not read the rows of its matrix"));
         let (before, at) = self.entry.steps.split_at_checked(step).ok_or_else(missing)?;
@@ -352,14 +355,15 @@ impl<'a> Collector<'a> {
         let copy = args.iter().find_map(|arg| {
             let &Arg::Buffer(buffer, 0) = arg else { return None };
             let stride = self.entry.buffers.get(buffer as usize)?.stride as usize;
-            // Activations are exact here, so a copy holds the numbers as they were.
+            // Activations are in f32 here, so a copy has the same numbers.
             let copies = before.iter().any(|s| s.args.as_slice() == [from, *arg]);
             copies.then_some(StridedRows { buffer, column: 0, cols: x.cols, stride })
         });
         copy.ok_or_else(missing)
     }
 
-    /// Results of the gate and up projections of experts in step `step`: a buffer of the node's own, `cols` wide.
+    /// Returns the results of the gate and up projections of experts in step `step`: a buffer of the node's
+    /// own with `cols` columns.
     fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<StridedRows> {
         let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
         let found = self.entry.steps[step].args.iter().find_map(|arg| {
@@ -371,12 +375,12 @@ impl<'a> Collector<'a> {
         found.ok_or_else(|| Error::bug("the hidden channels of experts have no buffer of their own"))
     }
 
-    /// Steps around which there is something to see, by index.
+    /// Whether each step has taps, by index.
     pub(super) fn stops(&self) -> Vec<bool> {
         self.before.iter().zip(&self.after).map(|(a, b)| !a.is_empty() || !b.is_empty()).collect()
     }
 
-    /// Called around those steps.
+    /// Applies the taps of a step; called before and after each step with taps.
     pub(super) fn observe(&mut self, moment: Moment, view: &StepView<'_>) {
         let taps = match moment {
             Moment::Before => &self.before,
@@ -515,15 +519,15 @@ impl<'a> Collector<'a> {
         Some(())
     }
 
-    /// Layers with routers.
+    /// Routing of the layers with routers.
     pub(super) fn layers(&self) -> &[Routing] {
         &self.layers
     }
 
-    /// Observations.
+    /// Returns the observations.
     ///
     /// # Errors
-    /// Activations that are not finite, by weight.
+    /// Fails if activations are not finite; the message names the weight.
     pub(super) fn finish(mut self) -> Result<CalibrationRecord> {
         if !self.whole {
             return Err(Error::bug("values were not where the plan says"));
@@ -534,7 +538,7 @@ impl<'a> Collector<'a> {
                 Error::input(format!("the inputs of `{}` are not finite", sum.name))
                     .hint("the model diverges on these texts: is the checkpoint whole?")
             })?;
-            // A weight that two nodes read has two inputs; both count.
+            // A weight that two nodes read has two inputs, which both count.
             weights
                 .entry(sum.name)
                 .and_modify(|old: &mut Moments| {

@@ -1,5 +1,5 @@
-//! Measures the gates of experts with SiLU: no kernel writes them down, so a sample of rows is kept with the experts that they
-//! chose, and multiplied by these experts' gates once all text is read.
+//! Measures the gates of experts with SiLU. No kernel stores gates, so a sample of rows is kept with the
+//! experts that they chose. After all text is read, the sample is multiplied by the gates of these experts.
 
 use moec_base::error::{Error, Result};
 use moec_base::interrupt;
@@ -7,33 +7,34 @@ use moec_ir::op::{Activation, Glu};
 use moec_ir::{Module, Source, WeightId};
 use moec_profile::Gates;
 
-/// Pairs of a row and an expert that are kept of a layer at most; at least half of them where there are as many.
+/// Most pairs of a row and an expert that are kept per layer. If there are more, at least half this number is
+/// kept.
 const PAIRS: usize = 512;
-/// Sums of a dot product that go on side by side.
+/// Number of independent partial sums of a dot product.
 const SUMS: usize = 16;
 
-/// Rows of the experts of one layer.
+/// Sampled rows of the experts of one layer.
 pub(super) struct GateSample {
     layer: u32,
     gate_up: WeightId,
-    /// Expert and row; one of `every` pairs that came.
+    /// Kept pairs of expert and row: one of `every` pairs.
     pairs: Vec<(usize, Vec<f32>)>,
     every: usize,
     came: usize,
 }
 
-/// Whether a gate is measured.
+/// Whether the gate of this network is measured.
 pub(super) fn measured(glu: Glu) -> bool {
     glu == Glu::Gated(Activation::Silu)
 }
 
 impl GateSample {
-    /// Of a layer's experts whose gate and up are this weight.
+    /// Creates the sample of a layer with the gate and up weight of its experts.
     pub(super) const fn new(layer: u32, gate_up: WeightId) -> Self {
         Self { layer, gate_up, pairs: Vec::new(), every: 1, came: 0 }
     }
 
-    /// A row is computed by an expert. Which pairs are kept follows from their order alone.
+    /// Adds a row that an expert computes. The choice of the kept pairs depends on their order alone.
     pub(super) fn add(&mut self, expert: usize, row: impl Iterator<Item = f32>) {
         if self.came.is_multiple_of(self.every) {
             self.pairs.push((expert, row.collect()));
@@ -49,10 +50,10 @@ impl GateSample {
         }
     }
 
-    /// Magnitudes of the gates of what was kept.
+    /// Returns the magnitudes of the gates of the sample.
     ///
     /// # Errors
-    /// A weight that cannot be read, an interrupt.
+    /// Fails if a weight cannot be read, or on an interrupt.
     pub(super) fn finish(mut self, module: &Module, source: &dyn Source) -> Result<Gates> {
         let weight = module.weight(self.gate_up);
         let (inter, hidden) = (weight.rows() / 2, weight.cols());

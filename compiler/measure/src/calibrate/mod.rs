@@ -1,8 +1,8 @@
 //! Calibration: runs a model over texts on this machine and records a [`Profile`].
 //!
-//! The model is compiled as it is: weights in the checkpoint's own format, activations in f32, no rewriting,
-//! so that every weight is met under the name that lowering gave it. The bundle lives in a folder of its own
-//! under the cache and is removed with the run.
+//! The model is compiled without rewriting: weights in the checkpoint's own format, activations in f32. So
+//! each weight keeps the name that lowering gave it. The bundle is in a folder of its own in the cache, which
+//! is removed after the run.
 #![expect(clippy::cast_possible_truncation, reason = "numbers of one call, whose sizes the plan has")]
 
 mod cache;
@@ -37,28 +37,28 @@ use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
 use texts::Window;
 
-/// Tokens of a text that are read as one sequence, by default. As in `moec eval`.
+/// Default number of tokens of a text that are read as one sequence; the same as in `moec eval`.
 pub const WINDOW: usize = 512;
-/// Logits that are computed per chunk. On a large vocabulary only a sample of the tokens is scored, and seen by
-/// the head.
+/// Logits that are computed per chunk. With a large vocabulary the head reads, and the score covers, only a
+/// sample of the tokens.
 const LOGITS: usize = 1 << 21;
 
-/// Texts to read.
+/// Input of a calibration.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// Texts.
     pub texts: &'a [Corpus],
-    /// Most tokens, over all texts.
+    /// Most tokens over all texts.
     pub tokens: usize,
     /// Most tokens of one sequence.
     pub window: usize,
 }
 
-/// Runs the model of `config` over texts and says what was seen.
+/// Runs the model of `config` over texts and returns the recorded profile.
 ///
 /// # Errors
-/// A checkpoint that does not compile or run here, one without tokenizer, texts too short to read, an
-/// interrupt. Nothing is left behind.
+/// Fails if the checkpoint does not compile or run here or lacks a tokenizer, if texts are too short, or on
+/// an interrupt. No files remain then.
 pub fn calibrate(
     config: &Config,
     checkpoint: &Checkpoint,
@@ -66,7 +66,7 @@ pub fn calibrate(
     request: &Request<'_>,
     progress: &Progress,
 ) -> Result<Profile> {
-    // Before anything is computed: text is read with it.
+    // The tokenizer is read before anything is computed, since texts need it.
     let is_text = request.texts.iter().any(Corpus::is_text);
     if is_text {
         checkpoint.tokenizer(spec)?;
@@ -144,8 +144,8 @@ pub fn calibrate(
     })
 }
 
-/// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in
-/// bf16, as everywhere.
+/// The format of each class that holds the checkpoint's numbers exactly. Block formats are computed in bf16,
+/// as in any build.
 fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
     let of = |class: WeightClass| {
         let mut found: Option<Format> = None;
@@ -178,7 +178,7 @@ struct Run<'a> {
     /// Index of the prefill entry point.
     entry: usize,
     collector: Collector<'a>,
-    /// Steps that the collector looks at.
+    /// Steps with taps of the collector.
     stops: Vec<bool>,
     predicted: u64,
     loss: f64,
@@ -194,12 +194,12 @@ impl<'a> Run<'a> {
         Ok(Self { plan, entry, collector, stops, predicted: 0, loss: 0.0 })
     }
 
-    /// Of how many sequences one is recorded, token by token, if they have `tokens` tokens in all.
+    /// Sampling interval: one in so many sequences is recorded token by token, if they have `tokens` tokens in all.
     fn every(&self, tokens: usize) -> usize {
         tokens.div_ceil(Routes::most(self.collector.layers()).max(1)).max(1)
     }
 
-    /// Reads one sequence for the thresholds of its neurons, and nothing else.
+    /// Reads one sequence only to measure thresholds of its neurons.
     fn gauge(&mut self, engine: &mut Engine<'_>, window: &Window) -> Result<()> {
         engine.reset(0).map_err(Error::from)?;
         self.collector.neurons.gauge();
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Number of predictions and sum of −ln p over the wanted rows; `ids[i]` is the token of row `i`.
+/// Number of predictions, and sum of −ln p, over the requested rows; `ids[i]` is the token of row `i`.
 fn score(
     view: &StepView<'_>,
     entry: &moec_ir::plan::Entry,
@@ -282,7 +282,7 @@ fn score(
     (predicted, loss)
 }
 
-/// At most `most` of `n` rows, evenly spread, ascending.
+/// At most `most` of `n` rows, evenly spaced, ascending.
 fn spread(n: usize, most: usize) -> Vec<usize> {
     let count = n.min(most);
     (0..count).map(|i| i * n / count).collect()

@@ -1,24 +1,26 @@
-//! Counts active neurons while a model reads: token by token, and in batches of tokens of different sequences.
+//! Counts active neurons while a model reads text: token by token, and in batches of tokens of different
+//! sequences.
 //!
-//! A token leaves one row of bits for each expert that it chose. Rows of the sequence that is being read and of those before
-//! it are kept, so that a token can be put into a batch with the tokens at the same position of the last sequences.
+//! A token adds one row of bits for each expert that it chose. The rows of the current and of earlier
+//! sequences are kept. So a token can form a batch with the tokens at the same position of the last
+//! sequences.
 
 use moec_profile::neurons::{BATCHES, MOST_COUNTS, QUANTILES};
 use moec_profile::{NeuronCounts, Saliency};
 use std::collections::VecDeque;
 
-/// Bytes that the rows of the last sequences take at most, over all layers.
+/// Most bytes of the rows of earlier sequences, over all layers.
 const MOST_REMEMBERED: usize = 64 << 20;
 
 /// A network whose neurons are counted.
 pub(super) struct Network {
-    /// Layer, and the name of the down matrix.
+    /// Layer, and name of the down matrix.
     pub(super) name: (u32, String),
     pub(super) experts: usize,
     pub(super) width: u32,
-    /// Experts of a token; `None` of a network that every token takes.
+    /// Experts per token; `None` for a network that every token uses.
     pub(super) k: Option<usize>,
-    /// Whether what is not active is an exact zero.
+    /// Whether inactive neurons are exact zeros.
     pub(super) exact: bool,
 }
 
@@ -27,26 +29,26 @@ pub(super) struct Network {
 pub(super) struct Neurons {
     networks: Vec<Network>,
     watched: Vec<Watched>,
-    /// Whether values are only measured, for the thresholds of gates without zeros.
+    /// Whether values are only measured, to choose thresholds for gates without exact zeros.
     gauging: bool,
 }
 
 /// Counts of one network.
 struct Watched {
     counts: NeuronCounts,
-    /// Magnitudes of what neurons hand on, while thresholds are sought.
+    /// Magnitudes of activations, while thresholds are being chosen.
     magnitudes: Option<Saliency>,
-    /// The sequence that is being read, then those before it, the last first.
+    /// The current sequence, then earlier ones, the latest first.
     sequences: VecDeque<Sequence>,
-    /// Tokens of a sequence that later ones are put into batches with.
+    /// Tokens of a sequence that batches of later sequences use.
     remembered: usize,
-    /// Start of the chunk that is being read: its position, and the first word of its bits.
+    /// Start of the current chunk: its position, and the first word of its bits.
     start: usize,
     bits: usize,
     union: Union,
 }
 
-/// Activations by the tokens of a sequence.
+/// Active neurons of the tokens of a sequence.
 #[derive(Default)]
 struct Sequence {
     /// By position: expert and first word of its bits.
@@ -54,7 +56,7 @@ struct Sequence {
     bits: Vec<u64>,
 }
 
-/// Activations by a batch, by expert.
+/// Active neurons of a batch, by expert.
 #[derive(Default)]
 struct Union {
     experts: Vec<usize>,
@@ -62,7 +64,7 @@ struct Union {
 }
 
 impl Neurons {
-    /// Adds a network; its number in later calls is how many came before.
+    /// Adds a network. Its number in later calls is the number of networks added before.
     pub(super) fn network(&mut self, network: Network) -> usize {
         self.networks.push(network);
         self.networks.len() - 1
@@ -73,12 +75,12 @@ impl Neurons {
         self.networks.iter().any(|n| !n.exact)
     }
 
-    /// Whether this is the reading that only measures.
+    /// Whether the current sequence is only measured.
     pub(super) fn is_gauging(&self) -> bool {
         self.gauging
     }
 
-    /// Begins to measure. [`Neurons::begin`] of a sequence that is counted ends it.
+    /// Begins to measure. The next [`Neurons::begin`] ends it.
     pub(super) fn gauge(&mut self) {
         self.prepare();
         self.gauging = true;
@@ -87,7 +89,7 @@ impl Neurons {
         }
     }
 
-    /// A sequence begins that is counted.
+    /// Begins a sequence that is counted.
     pub(super) fn begin(&mut self) {
         self.prepare();
         self.gauging = false;
@@ -100,7 +102,7 @@ impl Neurons {
         }
     }
 
-    /// Makes room for the counts, once all networks are known: for batches as large as the room allows.
+    /// Allocates the counts after all networks are known, for batches as large as the memory limit allows.
     fn prepare(&mut self) {
         if !self.watched.is_empty() {
             return;
@@ -135,7 +137,7 @@ impl Neurons {
         }
     }
 
-    /// A chunk of `tokens` tokens of a network comes.
+    /// Begins a chunk of `tokens` tokens of a network.
     pub(super) fn chunk(&mut self, network: usize, tokens: usize) {
         let Some(w) = self.watched.get_mut(network).filter(|_| !self.gauging) else { return };
         if let Some(now) = w.sequences.front_mut() {
@@ -144,7 +146,7 @@ impl Neurons {
         }
     }
 
-    /// Activations of an expert's neurons for token `token` of the chunk.
+    /// Adds activations of an expert's neurons for token `token` of the chunk.
     pub(super) fn row(
         &mut self,
         network: usize,
@@ -170,13 +172,13 @@ impl Neurons {
         Some(())
     }
 
-    /// The chunk of a network is complete: its tokens are counted, each alone and in batches.
+    /// Ends the chunk of a network: counts its tokens, one by one and in batches.
     pub(super) fn end_chunk(&mut self, network: usize) -> Option<()> {
         let Some(w) = self.watched.get_mut(network).filter(|_| !self.gauging) else { return Some(()) };
         w.count()
     }
 
-    /// Counts, in the order of a profile.
+    /// Returns the counts, in the order of a profile.
     pub(super) fn finish(self) -> Vec<NeuronCounts> {
         let mut all: Vec<_> = self.watched.into_iter().map(|w| w.counts).collect();
         all.sort_by(|a, b| (a.layer, &a.weight).cmp(&(b.layer, &b.weight)));
@@ -196,7 +198,8 @@ impl Watched {
         let end = self.sequences.front()?.tokens.len();
         for token in self.start..end {
             self.union.clear();
-            // The token itself, then the tokens at its position of the sequences before, one by one.
+            // Batches grow by one token at a time: this token, then those at its position of earlier
+            // sequences.
             for (i, sequence) in self.sequences.iter().take(self.counts.batches()).enumerate() {
                 let known = i == 0 || token < self.remembered;
                 let Some(chosen) = sequence.tokens.get(token).filter(|_| known) else { break };
@@ -211,7 +214,7 @@ impl Watched {
                 }
             }
         }
-        // What no batch will request is forgotten.
+        // Tokens that no batch will use are dropped.
         if self.start >= self.remembered {
             let now = self.sequences.front_mut()?;
             now.tokens.iter_mut().skip(self.start).for_each(Vec::clear);
@@ -253,7 +256,7 @@ mod tests {
         neurons
     }
 
-    /// Reads a chunk of tokens of which each chose one expert.
+    /// Reads a chunk of tokens which chose one expert each.
     fn read(neurons: &mut Neurons, tokens: &[(usize, &[f32])]) {
         neurons.chunk(0, tokens.len());
         for (token, &(expert, row)) in tokens.iter().enumerate() {
@@ -274,7 +277,8 @@ mod tests {
         let of = |expert, batch| [0, 1].map(|n| counts.active(expert, n, batch));
         assert_eq!(of(0, 1), [(1, 2), (1, 2)]);
         assert_eq!((of(1, 1), of(2, 1)), ([(0, 1), (1, 1)], [(1, 2), (0, 2)]));
-        // One token of each sequence: both of the first position chose expert 0, those of the second one each another.
+        // One token of each sequence. Both tokens of the first position chose expert 0; those of the second
+        // position chose different experts.
         assert_eq!(of(0, 2), [(1, 1), (1, 1)]);
         assert_eq!((of(1, 2), of(2, 2)), ([(0, 1), (1, 1)], [(0, 1), (0, 1)]));
         assert_eq!(of(0, 3), [(0, 0), (0, 0)], "there were two sequences");

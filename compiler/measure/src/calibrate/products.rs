@@ -1,5 +1,5 @@
-//! Sums of products of channels: the second moments of inputs, of which a profile keeps [`Correlations`]; and rows of some
-//! of these inputs.
+//! Sums of products of channels, which are the second moments of inputs: a profile keeps them as
+//! [`Correlations`]. Rows of some of these inputs are kept, too.
 
 use moec_profile::Correlations;
 use moec_profile::correlations::blocks;
@@ -7,70 +7,71 @@ use moec_profile::samples::{RowSample, Sample};
 use std::ops::Range;
 use std::thread;
 
-/// Multiply-adds that are worth a thread of their own.
+/// Number of multiply-adds that is worth an additional thread.
 const SHARE: usize = 1 << 23;
 
-/// Sums of one input, which weights share that read it.
+/// Sums of one input; weights that read the same input share them.
 pub(super) struct Products {
     /// Weights that read it.
     pub(super) readers: Vec<String>,
     cols: usize,
     block: usize,
-    /// Tokens that each matrix has seen.
+    /// Number of tokens that each matrix has seen.
     tokens: Vec<u64>,
-    /// `[matrices, pairs and squares]`: of each block row by row, up to the diagonal.
+    /// `[matrices, pairs and squares]`: of each block, row by row, up to the diagonal.
     sums: Vec<f32>,
     /// Rows of a chunk, `[rows, cols]`.
     rows: Vec<f32>,
-    /// Rows that the profile keeps, where it keeps some.
+    /// Sample of rows for the profile, if it keeps some.
     kept: Option<RowSample>,
 }
 
-/// Numbers of a block of `n` channels.
+/// Number of sums in a block of `n` channels.
 const fn triangle(n: usize) -> usize {
     n * (n + 1) / 2
 }
 
 impl Products {
-    /// Of `matrices` matrices that read `cols` channels, in blocks of `block`.
+    /// Creates sums for `matrices` matrices that read `cols` channels, in blocks of `block`.
     pub(super) fn new(reader: String, matrices: usize, cols: usize, block: usize) -> Self {
         let of_one: usize = blocks(cols, block).map(|b| triangle(b.len())).sum();
         let (readers, tokens, sums) = (vec![reader], vec![0; matrices], vec![0.0; matrices * of_one]);
         Self { readers, cols, block, tokens, sums, rows: Vec::new(), kept: None }
     }
 
-    /// Also keeps rows.
+    /// Keeps a sample of rows, too.
     pub(super) fn keeping(self) -> Self {
         Self { kept: Some(RowSample::default()), ..self }
     }
 
-    /// Channels of the rows that it keeps.
+    /// Channels of the sampled rows.
     pub(super) fn kept(&self) -> Option<usize> {
         self.kept.as_ref().map(|_| self.cols)
     }
 
-    /// Keeps some of the rows that were added last, `most` in all.
+    /// Samples the rows that were added last, `most` in all.
     pub(super) fn keep(&mut self, most: usize) {
         let Some(kept) = &mut self.kept else { return };
         self.rows.chunks_exact(self.cols.max(1)).for_each(|row| kept.add(row, most));
     }
 
-    /// Rows that were kept.
+    /// Returns the sampled rows.
     pub(super) fn sample(&mut self) -> Option<Sample> {
         Some(self.kept.take()?.finish(self.readers.clone(), self.cols))
     }
 
-    /// Matrices.
+    /// Number of matrices.
     pub(super) fn matrices(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Channels of a row that matrix `matrix` reads, where the rows of all matrices lie side by side.
+    /// Channels of a row that matrix `matrix` reads, where a row has the inputs of all matrices side by side.
     pub(super) fn channels(&self, matrix: usize) -> Range<usize> {
         matrix * self.cols..(matrix + 1) * self.cols
     }
 
-    /// Adds the rows that matrix `matrix` reads; each is `cols` numbers, little-endian. `None` if one is missing.
+    /// Adds the rows that matrix `matrix` reads; each is `cols` numbers, little-endian. Returns `None` if a
+    /// row is missing.
     pub(super) fn add<'v>(
         &mut self,
         matrix: usize,
@@ -86,7 +87,7 @@ impl Products {
         let (cols, rows) = (self.cols, self.rows.as_slice());
         let work = (rows.len() / cols.max(1)) * of_one;
         let threads = thread::available_parallelism().map_or(1, usize::from).min(work / SHARE + 1);
-        // Blocks, cut into bands of about as many numbers: each number is summed by one thread, in one order.
+        // Blocks are cut into bands of similar size. Each sum is computed by one thread, in one order.
         let mut bands: Vec<Vec<Band<'_>>> = Vec::new();
         bands.resize_with(threads, Vec::new);
         let mut rest = sums;
@@ -118,20 +119,20 @@ impl Products {
         Some(())
     }
 
-    /// Observations.
+    /// Returns the observations.
     pub(super) fn finish(self) -> Option<Correlations> {
         Correlations::from_sums(self.readers, self.cols, self.block, self.tokens, &self.sums)
     }
 }
 
-/// A block of channels, some of these, and their sums.
+/// A block of channels, a band of it, and the sums of the block.
 type Band<'a> = (Range<usize>, Range<usize>, &'a mut [f32]);
 
-/// Channels whose products are summed together.
+/// Number of channels whose products are summed together.
 const BAND: usize = 32;
 
-/// Adds the products of the channels `band` of a block with those before them, and their squares. Those of a chunk are
-/// summed apart: small numbers are added to small ones first.
+/// Adds the products of the channels `band` of a block with the earlier channels, and their squares. A chunk
+/// is summed separately, so that small numbers are added to small ones first.
 fn add(rows: &[f32], cols: usize, (block, band, sums): Band<'_>) {
     let mut rest = sums;
     let mut part = vec![0.0; block.len()];

@@ -1,21 +1,22 @@
-//! Records the routing of single tokens, chunk by chunk: layers speak one after the other, tokens are kept whole.
+//! Records the routing of single tokens. Routers are observed layer by layer, but records are stored token by
+//! token.
 
 use moec_ir::op::Score;
 use moec_profile::routes::{Sequence, kept};
 use moec_profile::{Routes, Routing};
 use moec_runtime::offload::cache::Ranking;
 
-/// Keeps what routers of a run say.
+/// Recorder of the choices of routers.
 #[derive(Default)]
 pub(super) struct Recorder {
     layers: Vec<RecordedLayer>,
     routes: Routes,
-    /// Whether the sequence that is being read is kept.
+    /// Whether the current sequence is recorded.
     keeps: bool,
     tokens: usize,
 }
 
-/// Choices of a router in the chunk that is being read.
+/// Choices of a router in the current chunk.
 struct RecordedLayer {
     k: usize,
     score: Score,
@@ -28,7 +29,7 @@ struct RecordedLayer {
 }
 
 impl Recorder {
-    /// Adds a layer; they come in order.
+    /// Adds a layer; layers are added in order.
     pub(super) fn layer(&mut self, layer: &Routing, score: Score) {
         let ranks = moec_profile::routes::ranks(layer);
         self.layers.push(RecordedLayer {
@@ -43,7 +44,7 @@ impl Recorder {
         });
     }
 
-    /// A sequence begins; `keep` says whether it is recorded.
+    /// Begins a sequence; `keep` says whether it is recorded.
     pub(super) fn begin(&mut self, keep: bool) {
         self.keeps = keep;
         if keep {
@@ -51,7 +52,7 @@ impl Recorder {
         }
     }
 
-    /// A token's experts in a layer, and the logits of all.
+    /// Adds a token's experts in a layer, and the logits of all experts.
     pub(super) fn token(
         &mut self,
         layer: usize,
@@ -68,7 +69,7 @@ impl Recorder {
         }
     }
 
-    /// A chunk of `tokens` tokens was read.
+    /// Ends a chunk of `tokens` tokens.
     pub(super) fn end_chunk(&mut self, tokens: usize, most: usize) {
         let Some(sequence) = self.routes.sequences.last_mut().filter(|_| self.keeps) else { return };
         let tokens = tokens.min(most.saturating_sub(self.tokens));
@@ -88,7 +89,7 @@ impl Recorder {
         }
     }
 
-    /// Recorded routes.
+    /// Returns the recorded routes.
     pub(super) fn finish(self) -> Routes {
         let mut routes = self.routes;
         routes.sequences.retain(|s| !s.chosen.is_empty());

@@ -1,10 +1,10 @@
-//! What a node is to the model, by what stands around it in the Graph.
+//! The role of a node in the model, by its neighbours in the Graph.
 
 use moec_base::error::{Error, Result};
 use moec_ir::op::Glu;
 use moec_ir::{Graph, Module, Node, Op, Operand, Role, ValueId};
 
-/// Matrices of experts whose inputs have products of their own.
+/// Matrices of experts whose inputs have product sums of their own.
 pub(super) fn experts_wide(module: &Module, graph: &Graph) -> usize {
     let of = |n: &Node| match (&n.op, n.inputs.get(2)) {
         (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).matrices(),
@@ -13,8 +13,8 @@ pub(super) fn experts_wide(module: &Module, graph: &Graph) -> usize {
     graph.nodes.iter().map(of).sum()
 }
 
-/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations after them
-/// are.
+/// Whether the input of a node is that of a feed-forward network, the head or attention. Such rows show the
+/// range of activations in what follows.
 pub(super) fn begins_network(graph: &Graph, node: &Node) -> bool {
     let normed = || match node.inputs.first() {
         Some(&Operand::Value(v)) => {
@@ -26,13 +26,13 @@ pub(super) fn begins_network(graph: &Graph, node: &Node) -> bool {
     match node.scope.role() {
         Role::Network | Role::Head => gate_of(graph, node).is_none(),
         Role::Attention => normed(),
-        // No graph of a unit reads the rows of other mixers.
+        // The rows of other mixers are not read by any graph of an accelerator.
         Role::Mixer | Role::Other => false,
     }
 }
 
-/// Whether a node adds the output of attention, or of another mixer of tokens, to the residual stream, which no mixer of the layer
-/// gives. A mixer may add numbers of its own before.
+/// Whether a node adds the output of attention, or of another token mixer, to the residual stream. The first
+/// operand must not come from a mixer of the same layer. A mixer may also add numbers of its own before.
 pub(super) fn joins_stream(graph: &Graph, node: &Node) -> bool {
     let outside = |input: &Operand| match *input {
         Operand::Value(v) => {
@@ -44,8 +44,8 @@ pub(super) fn joins_stream(graph: &Graph, node: &Node) -> bool {
     matches!(node.op, Op::Add) && node.scope.role().mixes_tokens() && node.inputs.first().is_some_and(outside)
 }
 
-/// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up
-/// projections are matrices of their own.
+/// The gate of the network whose down matrix is that of `node`; `None` for any other matrix. After lowering,
+/// gate and up projections are separate matrices.
 pub(super) fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
     let def = |operand: &Operand| match *operand {
         Operand::Value(v) => graph.nodes.get(graph.def(v)?.0 as usize),

@@ -1,10 +1,10 @@
-//! Rows and dispatch tables in a run's memory, while it stands still.
+//! Rows and dispatch tables in the memory of a paused run.
 
 use moec_ir::op::DispatchLayout;
 use moec_runtime::StepView;
 use std::borrow::Cow;
 
-/// Numbers in memory: rows of `cols` that are `stride` apart.
+/// Numbers in memory: rows of `cols` numbers with a distance of `stride`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StridedRows {
     pub(super) buffer: u32,
@@ -28,7 +28,7 @@ pub(super) fn word(b: &[u8]) -> i32 {
     i32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
-/// Rows, while the run stands still.
+/// Rows of a paused run.
 pub(super) struct SeenRows<'v> {
     bytes: Cow<'v, [u8]>,
     at: StridedRows,
@@ -47,7 +47,7 @@ impl SeenRows<'_> {
     }
 }
 
-/// A dispatch table, while the run stands still.
+/// A dispatch table of a paused run.
 pub(super) struct SeenTable<'v> {
     bytes: Cow<'v, [u8]>,
     pub(super) layout: DispatchLayout,
@@ -64,7 +64,7 @@ impl SeenTable<'_> {
         usize::try_from(word(self.bytes.get(i * 4..i * 4 + 4)?)).ok()
     }
 
-    /// Every active expert with its slots.
+    /// Returns every active expert with its slots.
     pub(super) fn each(&self, mut f: impl FnMut(usize, std::ops::Range<usize>) -> Option<()>) -> Option<()> {
         for active in 0..self.word(0)? {
             let start = self.word(self.layout.start() + active)?;

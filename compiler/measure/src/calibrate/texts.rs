@@ -1,4 +1,4 @@
-//! The texts of a calibration, as words or as tokens, and the pieces of them that are read.
+//! The texts of a calibration, as words or as tokens, and the pieces that are read.
 
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing::sha256;
@@ -19,19 +19,19 @@ pub struct Corpus {
 /// Source of a text.
 #[derive(Clone, Debug)]
 enum Content {
-    /// Words, for the model's tokenizer.
+    /// Words, which the model's tokenizer converts.
     Text(String),
     /// Tokens.
     Ids(Vec<u32>),
 }
 
 impl Corpus {
-    /// Whether it takes a tokenizer to read it.
+    /// Whether reading it needs a tokenizer.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.content, Content::Text(_))
     }
 
-    /// Its tokens, without what the tokenizer puts before a text.
+    /// Its tokens, without those that the tokenizer adds before a text.
     fn tokens(&self, tokenizer: Option<&Text>) -> Result<Vec<u32>> {
         match (&self.content, tokenizer) {
             (Content::Ids(ids), _) => Ok(ids.clone()),
@@ -40,10 +40,10 @@ impl Corpus {
         }
     }
 
-    /// Says which of its tokens a model of `vocab` tokens does not have.
+    /// Checks that its tokens are in a vocabulary of `vocab` tokens.
     ///
     /// # Errors
-    /// There is one.
+    /// Fails if a token is not, and names it.
     pub(crate) fn must_fit(&self, vocab: usize) -> Result<()> {
         let Content::Ids(ids) = &self.content else { return Ok(()) };
         match ids.iter().position(|&id| id as usize >= vocab) {
@@ -63,14 +63,14 @@ impl Corpus {
 pub(crate) struct Window {
     /// Index of the text.
     pub(crate) text: usize,
-    /// Tokens, with what the tokenizer puts before a text.
+    /// Tokens, with those that the tokenizer adds before a text.
     pub(crate) ids: Vec<u32>,
 }
 
 /// Reads texts.
 ///
 /// # Errors
-/// The first file that cannot be read, is no UTF-8 or is too large.
+/// Fails for the first file that cannot be read, is not UTF-8 or is too large.
 pub fn read_texts(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
     let corpus = |path: &PathBuf| {
         let (text, hash) = read(path)?;
@@ -79,10 +79,10 @@ pub fn read_texts(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
     paths.iter().map(corpus).collect()
 }
 
-/// Reads files of tokens: numbers, with white space or commas between them.
+/// Reads files of tokens: numbers, separated by white space or commas.
 ///
 /// # Errors
-/// As [`read_texts`]; something that is no number.
+/// Those of [`read_texts`]; also fails if a word is not a number.
 pub fn read_ids(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
     let corpus = |path: &PathBuf| {
         let (text, hash) = read(path)?;
@@ -116,11 +116,11 @@ fn read(path: &Path) -> Result<(String, [u8; 32])> {
     Ok((text, hash))
 }
 
-/// Pieces of at most `window` tokens, `tokens` of them in all. Each text gets an even share, a short one what
-/// it has; where a text is longer than its share, the pieces are spread over it.
+/// Pieces of at most `window` tokens, `tokens` of them in all. Each text has an even share, and a short text
+/// is used whole. The pieces are spread over a text that is longer than its share.
 ///
 /// # Errors
-/// Text that cannot be tokenised, or none that has two tokens.
+/// Fails if a text cannot be tokenised, or if no text has two tokens.
 pub(crate) fn windows(
     texts: &[Corpus],
     tokenizer: Option<&Text>,
@@ -134,7 +134,7 @@ pub(crate) fn windows(
         all.push(text.tokens(tokenizer)?);
     }
     let body = window.saturating_sub(head.len()).max(1);
-    // What is put before every piece counts, too.
+    // Tokens that are added before every piece count, too.
     let tokens = (tokens as u128 * body as u128 / window.max(1) as u128) as usize;
     let shares = shares(&all.iter().map(Vec::len).collect::<Vec<_>>(), tokens.max(1));
     let mut found = Vec::new();
@@ -154,11 +154,11 @@ pub(crate) fn windows(
     Ok(found)
 }
 
-/// Pieces of at most `window` tokens, about `tokens` in all, that calibration has not read: `read` says how many tokens
-/// of each text it has, by hash. Empty where it has read everything.
+/// Pieces of at most `window` tokens, about `tokens` in all, that calibration has not read. `read` is the
+/// number of tokens that it read of each text, by hash. Returns no pieces if it has read everything.
 ///
 /// # Errors
-/// Text that cannot be tokenised.
+/// Fails if a text cannot be tokenised.
 pub(crate) fn held_out(
     texts: &[Corpus],
     read: &dyn Fn(&[u8; 32]) -> u64,
@@ -186,19 +186,19 @@ pub(crate) fn held_out(
     Ok(found.into_iter().step_by(every).collect())
 }
 
-/// Tokens that are put before every text.
+/// Tokens that are added before every text.
 fn head(tokenizer: Option<&Text>) -> Result<Vec<u32>> {
     tokenizer.map_or(Ok(Vec::new()), |tokenizer| tokenizer.encode("").map_err(Error::from))
 }
 
-/// Gaps between ranges that ascend, in `0 .. len`.
+/// Gaps between ascending ranges, in `0 .. len`.
 fn gaps(ranges: &[std::ops::Range<usize>], len: usize) -> Vec<std::ops::Range<usize>> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|r| r.end));
     let ends = ranges.iter().map(|r| r.start).chain(std::iter::once(len));
     starts.zip(ends).filter(|(a, b)| a < b).map(|(a, b)| a..b).collect()
 }
 
-/// Number of tokens of each text that are read, `tokens` in all at most.
+/// Number of tokens of each text to read, at most `tokens` in all.
 fn shares(lens: &[usize], tokens: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&i| lens[i]);
@@ -210,8 +210,8 @@ fn shares(lens: &[usize], tokens: usize) -> Vec<usize> {
     shares
 }
 
-/// Ranges of at most `body` tokens, `share` of `len` in all: side by side where that is everything, else
-/// spread.
+/// Ranges of at most `body` tokens, `share` of `len` in all: adjacent if they cover everything, else spread
+/// out.
 fn pieces(len: usize, share: usize, body: usize) -> Vec<std::ops::Range<usize>> {
     if share >= len {
         return (0..len).step_by(body).map(|start| start..(start + body).min(len)).collect();
@@ -255,7 +255,7 @@ mod tests {
             prop_assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), share.min(len));
             prop_assert!(pieces.iter().all(|p| !p.is_empty() && p.len() <= body && p.end <= len));
             prop_assert!(pieces.is_sorted_by(|a, b| a.end <= b.start));
-            // What is held out is all the rest.
+            // All the rest is held out.
             let mut all: Vec<_> = pieces.iter().cloned().chain(gaps(&pieces, len)).collect();
             all.sort_by_key(|r| r.start);
             prop_assert!(all.iter().flat_map(Clone::clone).eq(0..len));

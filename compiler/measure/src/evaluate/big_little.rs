@@ -1,8 +1,8 @@
 //! Quality of big-little decoding (MoBiLE, §IV and §V), for several γ.
 //!
-//! Text is read token by token as decoding would write it: every token goes through the little entry point first, and
-//! through the full one where the little one is not sure. What a kept token leaves in the KV cache is what later ones see.
-//! Questions are answered as they would be: the prompt is prefilled with all experts, the answer decoded.
+//! Text is read token by token, as in decoding. Every token goes through the little entry point first, and
+//! through the full one if the little one is unsure. Later tokens see what a kept token wrote into the KV
+//! cache. For questions, the prompt is prefilled with all experts and the answer is decoded.
 
 use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
 use moec_base::error::{Error, Result};
@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct BigLittle {
     /// Experts per token of the little entry points.
     pub experts: u32,
-    /// One row for each γ, in the order that they were requested.
+    /// One row for each γ, in the order of the request.
     pub gammas: Vec<OfGamma>,
 }
 
@@ -34,24 +34,26 @@ pub struct OfGamma {
     /// Tokens predicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
-    /// Share of the text's tokens that were decoded with all experts.
+    /// Share of the text's tokens that were computed with all experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback_ratio: Option<f64>,
-    /// Share of questions whose every answer token is the greedy choice.
+    /// Share of questions for which every token of the answer is the greedy choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
-    /// Questions asked.
+    /// Number of questions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub questions: Option<usize>,
-    /// Share of the answers' decoded tokens that were decoded with all experts.
+    /// Share of the answers' tokens that were computed with all experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer_fallback_ratio: Option<f64>,
 }
 
-/// Measures a bundle on this machine, for each γ of `gammas`; without any, for the bundle's own.
+/// Measures a bundle on this machine, for each γ of `gammas`. If `gammas` is empty, the bundle's own γ is
+/// used.
 ///
 /// # Errors
-/// A bundle that does not run here or has no little entry points; a window or a question longer than the context.
+/// Fails if a bundle does not run here or has no little entry points, or if a window or a question is longer
+/// than the context.
 pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progress) -> Result<BigLittle> {
     let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::no_little()))?;
     let own = [built.gamma()];
@@ -113,7 +115,7 @@ fn read(
     Ok(())
 }
 
-/// Whether every token of the answer is the greedy choice after what stands before it.
+/// Whether every token of the answer is the greedy choice after the tokens before it.
 fn answers(
     engine: &mut Engine<'_>,
     decoder: &mut Decoder,

@@ -1,6 +1,6 @@
-//! Formats under a size: each step up is bought where a byte gains most.
+//! Formats under a size limit: each larger format is bought where a byte gains most.
 
-/// Something to choose an option for.
+/// An item with a choice of options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
     /// Options, the largest first.
@@ -10,17 +10,17 @@ pub struct Item {
 /// A format of an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Increase of the loss, in nats per token.
     pub loss: f64,
 }
 
-/// The index of an option for every item, within `room` bytes where its smallest options fit into them. Without
-/// `target` they are as good as was found; with it no better than that loss needs.
+/// Index of an option for every item, within `room` bytes if the smallest options fit. Without `target`, the
+/// options are the best that were found. With `target`, the choice is no better than that loss needs.
 ///
-/// Steps are taken greedily by gain per byte, over several options at once where that gains more: what is left of the room is
-/// less than one step.
+/// Steps are chosen greedily by gain per byte, and may skip options if that gains more. The room that remains
+/// is smaller than one step.
 pub fn buy(items: &[Item], room: u64, target: Option<f64>) -> Vec<usize> {
     let mut chosen: Vec<usize> = items.iter().map(|i| i.options.len().saturating_sub(1)).collect();
     let at = |chosen: &[usize]| {
@@ -69,10 +69,10 @@ mod tests {
         assert_eq!(buy(&items, 16, None), [1, 1]);
         assert_eq!(buy(&items, 24, None), [0, 1]);
         assert_eq!(buy(&items, 99, None), [0, 0]);
-        // No more than a loss needs.
+        // The choice is no better than the target loss needs.
         assert_eq!(buy(&items, 99, Some(1.2)), [1, 2]);
         assert_eq!(buy(&items, 99, Some(9.0)), [2, 2]);
-        // Too small for anything: the smallest there is.
+        // Too small for any choice: the smallest options.
         assert_eq!(buy(&items, 0, None), [2, 2]);
         assert!(buy(&[], 9, None).is_empty());
         assert_eq!(buy(&[item(&[])], 9, None), [0]);

@@ -1,7 +1,8 @@
-//! Models in formats that are in question, read text beside the model as it is.
+//! Compares models in candidate formats with the model in its own formats, on text.
 //!
-//! Of most weights two models have the same format. So their weights are packed one by one, and each once in every format: a model is
-//! a plan over what is packed already and what is not. Kernels run from memory, and no bundle is written.
+//! Two models have the same format for most weights. So weights are packed one by one, once in each format. A
+//! model is a plan over packed weights, of which only the missing ones are packed anew. Kernels run from
+//! memory, and no bundle is written.
 
 use crate::calibrate::texts::Window;
 use crate::evaluate::{kl, log_probabilities};
@@ -28,46 +29,46 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-/// Results for a model beside another.
+/// Comparison of a model with another.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MixResult {
     /// Mean Kullback-Leibler divergence from the other's probabilities, in nats per token.
     pub(super) divergence: f64,
-    /// By how much the loss of each window rises, in nats per token.
+    /// Increase of the loss of each window, in nats per token.
     losses: Vec<f64>,
 }
 
 impl MixResult {
-    /// By how much perplexity rises, as a share: the mean and two standard errors.
+    /// Increase of perplexity, as a share: the mean plus two standard errors.
     pub(super) fn increase(&self) -> f64 {
         cautious(&self.losses).exp_m1()
     }
 }
 
-/// Extent of a measurement, before it is made.
+/// Size of a measurement, known before it begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// Most models, the one in the formats of its classes among them.
+    /// Most models that are built, with the one in the formats of its classes.
     pub(super) models: usize,
-    /// Bytes of the weights that have a choice, in the formats of their classes.
+    /// Bytes of the weights with a choice, in the formats of their classes.
     pub(super) own: u64,
-    /// The same in their smallest formats, and in all of theirs together.
+    /// Bytes of the same weights in their smallest formats, and in all of their formats together.
     pub(super) least: u64,
     pub(super) all: u64,
-    /// Most bytes that all weights may take.
+    /// Most bytes of all weights.
     pub(super) most: u64,
 }
 
-/// Packed weights that models share: each once in every format.
+/// Packed weights that models share, each once in every format.
 struct Store {
     scratch: Scratch,
     files: Vec<FileRef>,
-    /// By name: what was packed, and where it is.
+    /// By name: the packed weight, and its location.
     packed: BTreeMap<String, Vec<(WeightExpr, Segment)>>,
 }
 
 impl Store {
-    /// Points the segments of a compiled plan to packed weights. What is missing is packed.
+    /// Points the segments of a compiled plan to packed weights. Missing weights are packed.
     fn place(
         &mut self,
         c: &Compilation<'_>,
@@ -120,7 +121,7 @@ impl Store {
                 }
             }
         }
-        // Files that this model has nothing in are not its own.
+        // Files without any weight of this model are left out.
         let used: BTreeSet<u32> = plan.segments.iter().map(|s| s.file).collect();
         plan.files = used.iter().filter_map(|&f| self.files.get(f as usize).cloned()).collect();
         let numbers: BTreeMap<u32, u32> = used.into_iter().zip(0..).collect();
@@ -131,18 +132,18 @@ impl Store {
     }
 }
 
-/// A model that can be run.
+/// A model that can run.
 struct Model {
     program: Program,
     bytes: u64,
-    /// The program's code; held as long as it runs.
+    /// Code of the program, kept as long as the program runs.
     _unit: HostUnit,
 }
 
 impl Model {
     fn with_engine<T>(&self, folder: &Path, body: impl FnOnce(&mut Engine<'_>) -> Result<T>) -> Result<T> {
         let host = &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name);
-        // Its files hold weights of other models, too: only those that it reads come into memory.
+        // Its files hold weights of other models, too, so only the weights that it reads are loaded.
         let options = Options { lazy: true, ..Options::default() };
         let mut engine =
             Engine::with_units(&self.program, folder, host, &BundleReader::unchecked(folder), options)
@@ -151,7 +152,7 @@ impl Model {
     }
 }
 
-/// Compiler of models. Activations are exact, so that only weights tell.
+/// Compiler of models. Activations are in f32, so that only the formats of weights matter.
 struct Builder<'a> {
     original: &'a Inputs<'a>,
     config: Config,
@@ -192,7 +193,7 @@ fn bytes(plan: &Plan) -> u64 {
     plan.segments.iter().map(|s| s.bytes).sum()
 }
 
-/// Builder and comparer of models.
+/// Builder of models, which also compares them.
 pub(super) struct Bench<'a> {
     builder: Builder<'a>,
     store: Store,
@@ -201,10 +202,11 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Builds the model in the formats of its classes, and says what measuring others will take.
+    /// Builds the model in the formats of its classes, and returns the cost of measuring others.
     ///
     /// # Errors
-    /// A model that cannot be built here, a size that no choice has, a disk without room for the weights in all of their formats.
+    /// Fails if a model cannot be built here, or if no choice has the size. Also fails if the disk has too
+    /// little room for the weights in all of their formats.
     pub(super) fn new(
         c: &'a Inputs<'a>,
         profile: &'a Profile,
@@ -249,7 +251,7 @@ impl<'a> Bench<'a> {
             let one = windows.first().map(|window| log_probabilities(engine, &window.ids));
             one.transpose().map_err(Error::from).map(|_| ())
         })?;
-        // Both models of a pair read every window.
+        // Both models of a comparison read every window.
         let others = models.saturating_sub(1);
         let reading = start.elapsed().as_secs_f64() * (2 * windows.len() * others) as f64;
         progress.stage(
@@ -264,10 +266,10 @@ impl<'a> Bench<'a> {
         self.reference.bytes
     }
 
-    /// Bytes of the model in other formats, and how it reads text.
+    /// Returns the bytes of the model in other formats, and its comparison on text.
     ///
     /// # Errors
-    /// A model that cannot be built or run here, an interrupt.
+    /// Fails if a model cannot be built or run here, or on an interrupt.
     pub(super) fn measure(&mut self, formats: &Formats) -> Result<(u64, MixResult)> {
         let model = self.builder.model(&self.builder.compile(formats)?, &mut self.store)?;
         let folder = self.store.scratch.path();

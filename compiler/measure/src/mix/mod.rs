@@ -1,10 +1,11 @@
-//! Formats of single weights under a size, chosen by what each costs in quality.
+//! Formats of single weights under a size limit, chosen by their cost in quality.
 //!
-//! How far a rounding throws the output of a matrix off follows from the second moments of its inputs: the share
-//! `ρ = tr(ΔW H ΔWᵀ) / tr(W H Wᵀ)` of the output's energy, here over a sample of rows. To second order a loss grows with `ρ`;
-//! by how much is measured, class by class: a model with that class in q4 reads text beside the model as it is, and the
-//! divergence of their probabilities is shared out by `ρ`. Then formats are bought by gain per byte, and what was
-//! bought is measured, too. What all of this takes is said before it begins (`measure`).
+//! The error that a rounding makes in the output of a matrix follows from the second moments of its inputs.
+//! It is the share `ρ = tr(ΔW H ΔWᵀ) / tr(W H Wᵀ)` of the output's energy, here over a sample of rows. To
+//! second order a loss grows linearly with `ρ`. The slope is measured class by class: a model with that class
+//! in q4 reads text next to the original model, and the divergence of their probabilities is divided in
+//! proportion to `ρ`. Then formats are bought by gain per byte, and the result is measured, too. The cost of
+//! all of this is printed before it begins (`measure`).
 #![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
 
 mod knapsack;
@@ -27,28 +28,28 @@ use moec_pipeline::Inputs;
 use moec_profile::{Importance, Profile};
 use std::collections::BTreeMap;
 
-/// Formats that a weight may get in place of its class's, if they are smaller.
+/// Formats that a weight may get in place of that of its class, if they are smaller.
 const SMALLER: [Format; 2] = [Format::Q8, Format::Q4];
-/// Matrices of a weight, and rows of each, whose rounding is looked at.
+/// Matrices of a weight, and rows of each, that are sampled for rounding errors.
 const MATRICES: usize = 4;
 const ROWS: usize = 64;
-/// Times that a choice is measured and made anew.
+/// Number of times that a choice is measured and improved.
 const ROUNDS: usize = 4;
 
-/// Weights that get one format: they read one input, and rewriting may join them.
+/// Weights that get one format: they read the same input, and rewriting may join them.
 struct Group {
     names: Vec<String>,
     class: WeightClass,
-    /// Numbers of them all.
+    /// Number of their elements.
     numbers: u64,
-    /// Of these, those of a table that serves as head, too.
+    /// Elements of the table that serves as head, too, among these.
     tied: u64,
-    /// The format of the class, and smaller ones, each with the share of the output's energy that it costs.
+    /// The format of the class, and smaller ones, each with its share ρ of the output's energy.
     errors: Vec<(Format, f64)>,
 }
 
 impl Group {
-    /// Bytes in a bundle, which stores a tied table twice where either use has a rounding of its own.
+    /// Bytes in a bundle. It stores a tied table twice if either use has a rounding of its own.
     fn bytes(&self, format: Format) -> u64 {
         let again = if gains(format) { self.tied } else { 0 };
         ((self.numbers + again) as f64 * format.bits() / 8.0) as u64
@@ -57,10 +58,10 @@ impl Group {
 
 /// Name of the decision's pass in `decisions.json`.
 const PASS: &str = "size";
-/// The figure of the first decision that says by how much perplexity rose, as a share, two standard errors included.
+/// Figure of the first decision: the increase of perplexity, as a share, two standard errors included.
 pub const INCREASE: &str = "perplexity_increase_share";
 
-/// Decision on formats of single weights.
+/// Decision on the formats of single weights.
 fn mixed(size: Option<u64>, limit: Option<f64>, bytes: u64, increase: f64) -> Decision {
     let chosen = match size {
         Some(size) => format!("one for each weight, for {}", human::bytes(size)),
@@ -74,11 +75,11 @@ fn mixed(size: Option<u64>, limit: Option<f64>, bytes: u64, increase: f64) -> De
     decision
 }
 
-/// The formats for `size` under `[weights]`, and why.
+/// Chooses the formats for `size` under `[weights]`, and gives the reasons.
 ///
 /// # Errors
-/// No profile or no text to choose by; a size that no choice has, or a limit of quality that none of that size keeps; what
-/// keeps a model from being built and run.
+/// Fails without a profile or a text, if no choice has that size, or if none of that size keeps the quality
+/// limit. Errors of building and running a model are returned, too.
 pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decision>)> {
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
@@ -127,7 +128,7 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
             &format!("{} of weights: perplexity {:+.3} %", human::bytes(bytes), 100.0 * increase),
         );
         if bytes > most {
-            // Padding that no count of bits tells.
+            // Padding, which the bits per element do not include.
             room = room.saturating_sub(bytes - most);
             continue;
         }
@@ -150,7 +151,7 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
             .hint("allow a larger `size` under `[weights]`, or more `max_perplexity_increase` under `[quality]`"));
         };
         let predicted: f64 = items.iter().zip(&chosen).map(|(item, &at)| item.options[at].loss).sum();
-        // What is measured includes two standard errors, which no format takes away.
+        // The measurement includes two standard errors, which no format removes.
         *aim = 0.9 * predicted.exp_m1() * limit.unwrap_or(0.0) / increase;
         if predicted == 0.0 {
             break;
@@ -160,10 +161,10 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
         .hint("allow more under `[quality]`, or leave `size` under `[weights]` out"))
 }
 
-/// Checks that a size has room for the smallest choice of formats.
+/// Checks that a size is enough for the smallest choice of formats.
 ///
 /// # Errors
-/// It has not.
+/// Fails if it is not.
 fn check_size(most: u64, least: u64) -> Result<()> {
     if least <= most {
         return Ok(());
@@ -184,14 +185,15 @@ fn formats(groups: &[Group], chosen: &[usize]) -> Formats {
     groups.iter().zip(chosen).flat_map(of).collect()
 }
 
-/// Costs of a group's options: bytes, and an increase of the loss in nats per token.
+/// Options of a group: bytes, and an increase of the loss in nats per token.
 fn item(group: &Group, factors: &BTreeMap<WeightClass, f64>) -> Item {
     let by = factors.get(&group.class).copied().unwrap_or(0.0);
     let option = |&(format, error): &(Format, f64)| Choice { bytes: group.bytes(format), loss: by * error };
     Item { options: group.errors.iter().map(option).collect() }
 }
 
-/// Classes with groups that may get a smaller format, these groups, and what the smallest costs all of them of the outputs' energy.
+/// Classes with groups that may get a smaller format, and these groups. The number is the share of the
+/// outputs' energy that the smallest format costs them together.
 fn in_question(groups: &[Group]) -> impl Iterator<Item = (WeightClass, Vec<&Group>, f64)> {
     [WeightClass::Experts, WeightClass::Attention, WeightClass::Embeddings].into_iter().filter_map(|class| {
         let own: Vec<_> = groups.iter().filter(|g| g.class == class && g.errors.len() > 1).collect();
@@ -200,7 +202,7 @@ fn in_question(groups: &[Group]) -> impl Iterator<Item = (WeightClass, Vec<&Grou
     })
 }
 
-/// By how much the loss grows with the share of energy, class by class.
+/// Slope of the loss over the share of energy, class by class.
 fn factors(groups: &[Group], bench: &mut Bench<'_>) -> Result<BTreeMap<WeightClass, f64>> {
     let mut found = BTreeMap::new();
     for (class, own, errors) in in_question(groups) {
@@ -213,7 +215,7 @@ fn factors(groups: &[Group], bench: &mut Bench<'_>) -> Result<BTreeMap<WeightCla
     Ok(found)
 }
 
-/// The weights that may get other formats than those of their class, by the input that they read.
+/// The weights that may get other formats than those of their class, grouped by the input that they read.
 fn groups(profile: &Profile, lowered: &Module, config: &Config, source: &dyn Source) -> Result<Vec<Group>> {
     let importance = Importance::new(profile, lowered, lowered, source, |_| true)?;
     let importance = importance.with_feedback(profile.correlations.clone());
@@ -278,7 +280,7 @@ fn error(
     let mut exact = vec![0.0; take * cols];
     for at in 0..matrices.min(MATRICES) {
         let matrix = at * matrices / matrices.min(MATRICES);
-        // The middle of the rows: of gate and up, some of both.
+        // The middle of the rows, so that gate and up both contribute.
         let first = (rows - take) / 2;
         weight
             .expr
@@ -291,7 +293,7 @@ fn error(
             Error::input(format!("`{}` holds {x:e}, which {format} cannot hold", weight.name))
         })?;
         let values = groups.flat_map(|(scale, codes)| codes.map(|q| f32::from(q) * scale));
-        // Groups end with the row, whose last one is filled up.
+        // Groups end with the row; the last one is padded.
         let width = cols.next_multiple_of(format.block());
         let stored: Vec<f32> = values.enumerate().filter(|(i, _)| i % width < cols).map(|(_, x)| x).collect();
         let left: Vec<f32> = exact.iter().zip(&stored).map(|(x, y)| x - y).collect();

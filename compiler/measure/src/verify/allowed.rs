@@ -1,4 +1,4 @@
-//! Tolerance of a step: what the formats of its operands and its compute type explain.
+//! Tolerance of a step: the error that the formats of its operands and its compute type explain.
 
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
@@ -7,37 +7,38 @@ use moec_ir::plan::{Builtin, Code, Plan};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
 
-/// Factor by which the rounding of rows weighs more in a product than in the row: products cancel, roundings do not.
-/// No step of the golden checkpoints and of the demo model needs more than 2.2.
+/// Factor by which the relative rounding error of a row grows in a product, since products cancel and
+/// roundings do not. No step of the golden checkpoints and of the demo model needs more than 2.2.
 const CANCELLING: f64 = 3.0;
-/// Root mean square of what rounding a row to bytes leaves: a step is a 127th of the largest of 32 numbers, that
-/// is two to three times their own root mean square, and a rounding is a step over √12.
+/// Root mean square of the error of rounding a row to bytes. A step is a 127th of the largest of 32 numbers.
+/// That number is two to three times their root mean square, and a rounding error is a step over √12.
 const BYTES: f64 = 3.0 / 127.0 * 0.29;
-/// Thresholds of gates, as a share of the root mean square of the gates above them: what a gate loses or gains that rounding
-/// carries over its threshold. Thresholds that leave half of ferris's neurons active are a tenth to a fifth of it.
+/// Thresholds of gates, relative to the root mean square of the gates above them. This is the change of a
+/// gate that rounding carries over its threshold. Thresholds that leave half of ferris's neurons active are a
+/// tenth to a fifth of it.
 const JUMP: f64 = 0.25;
 
 /// Compute types of a bundle.
 pub(super) struct Arithmetic {
     /// Format of the weights and compute type, by kernel of the plan.
     kernels: HashMap<u32, (Format, ComputeType)>,
-    /// The same, by launch of the plan.
+    /// Format of the weights and compute type, by launch of the plan.
     launches: Vec<Option<(Format, ComputeType)>>,
-    /// Format of the KV cache, the widest that it has.
+    /// Widest format of the KV cache.
     cache: Format,
     /// Whether attention may round queries and weights.
     rough: bool,
 }
 
 impl Arithmetic {
-    /// Compute types that were decided for a bundle.
+    /// Returns the compute types that were decided for a bundle.
     pub(super) fn of(bundle: &Bundle) -> Result<Self> {
         let decisions = bundle.decisions()?;
         let kernels = decisions
             .kernels
             .iter()
             .map(|d| Some((d.kernel, (Format::parse(&d.format)?, ComputeType::parse(&d.compute)?))));
-        // Who multiplies panels out of neurons has nothing to decide; its symbol says what it multiplies.
+        // A kernel that computes panels by neurons has no decision; its symbol gives its compute type.
         let panels = bundle.plan.kernels.iter().zip(0..).map(|(k, i)| of_symbol(&k.symbol).map(|of| (i, of)));
         let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
         Ok(Self {
@@ -48,18 +49,18 @@ impl Arithmetic {
         })
     }
 
-    /// That of a host build: activations in f32.
+    /// Returns the compute types of a host build: activations in f32.
     pub(super) fn exact(plan: &Plan) -> Self {
         Self { kernels: HashMap::new(), launches: Vec::new(), cache: cache(plan), rough: false }
     }
 
-    /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
-    /// NDP command streams multiply both halves of an expert in bf16.
+    /// Local error of a node with these kernels that formats and arithmetic explain; 0 for f32. NDP command
+    /// streams compute both parts of an expert in bf16.
     pub(super) fn rounding(&self, op: &Op, codes: &[Code], streams: bool) -> f64 {
         let streamed = if streams { 2.0 * multiplied(Format::Bf16, ComputeType::Bf16) } else { 0.0 };
         match op {
             Op::CacheWrite => self.cache.distance(),
-            // Queries, weights and values in pairs of bf16, whose errors add up.
+            // Queries, weights and values are pairs of bf16, whose errors add up.
             Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * Format::Bf16.distance(),
             // The two products of an expert are two kernels.
             _ => {
@@ -81,14 +82,14 @@ fn cache(plan: &Plan) -> Format {
     plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32)
 }
 
-/// Whether gates are cut at a threshold. Of gates that are off by a share of their size about such a share lies that near to it, and
-/// the root mean square of their jumps goes with the share's root.
+/// Whether gates are cut at a threshold. If the relative error of gates is small, about the same share of
+/// them is that near the threshold. The root mean square of their jumps grows with the root of that share.
 const fn jumps(op: &Op) -> bool {
     matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
 }
 
-/// Format of the weights and compute type that a symbol names, with or without the width of panels: `…_bf16_as_bf16_…`,
-/// `…_q8_p1_as_bf16_…`. Rows of f32 are not named.
+/// Format of the weights and compute type in a symbol, with or without the width of panels:
+/// `…_bf16_as_bf16_…`, `…_q8_p1_as_bf16_…`. Rows of f32 have no such part.
 fn of_symbol(symbol: &str) -> Option<(Format, ComputeType)> {
     let words: Vec<&str> = symbol.split('_').collect();
     let at = words.iter().position(|w| *w == "as")?;
@@ -96,9 +97,10 @@ fn of_symbol(symbol: &str) -> Option<(Format, ComputeType)> {
     Some((format, ComputeType::parse(words.get(at + 1)?)?))
 }
 
-/// Relative error of a product that the format of its rows explains. Stored weights are the evaluator's, too.
+/// Relative error of a product that the format of its rows explains. The evaluator uses the stored weights,
+/// too.
 fn multiplied(weights: Format, rows: ComputeType) -> f64 {
-    // Codes times scales are rounded once more where they are widened to pairs.
+    // Products of codes and scales are rounded once more where they are widened to pairs.
     let operands = if weights.is_quantised() { 2.0_f64.sqrt() } else { 1.0 };
     match rows {
         ComputeType::F32 => 0.0,

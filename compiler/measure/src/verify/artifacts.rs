@@ -1,4 +1,4 @@
-//! Artifacts of accelerators: read back and executed by their backends.
+//! Artifacts of accelerators, which their backends read back and execute.
 
 use moec_backend::{FunctionReport, HotLayer, StreamTrial, Trial};
 use moec_base::error::Result;
@@ -13,13 +13,13 @@ use moec_ir::eval::Evaluator;
 use moec_passes::{hot, parts};
 use moec_runtime::bundle::BundleReader;
 
-/// Executed functions, and those that could not be executed.
+/// Executed functions, and functions that could not be executed.
 pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
 
-/// Executes every function of every artifact. Where `rounded`, the evaluator has the bundle's own weights.
+/// Executes every function of every artifact. With `rounded`, the evaluator has the bundle's own weights.
 ///
 /// # Errors
-/// An artifact that is missing, malformed, or does not run.
+/// Fails if an artifact is missing, malformed, or does not run.
 pub(super) fn verify(
     bundle: &Bundle,
     files: &BundleReader,
@@ -64,7 +64,7 @@ pub(super) fn verify(
     Ok((reports, trial.unverified))
 }
 
-/// Layers whose hot neurons the bundle has networks of.
+/// Layers with networks of hot neurons in the bundle.
 fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
     if !bundle.manifest.files.contains_key(DECISIONS) {
         return Ok(Vec::new());
@@ -75,7 +75,7 @@ fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
 /// Executes the NDP command streams of every unit that has some.
 ///
 /// # Errors
-/// As [`verify`].
+/// Those of [`verify`].
 pub(super) fn verify_streams(
     bundle: &Bundle,
     files: &BundleReader,
@@ -113,10 +113,11 @@ pub(super) fn verify_streams(
     Ok(reports)
 }
 
-/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of functions.
+/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Returns
+/// the number of functions.
 ///
 /// # Errors
-/// An artifact that is missing, malformed or refused, or without a function that the plan calls.
+/// Fails if an artifact is missing, malformed or refused, or lacks a function that the plan calls.
 pub(super) fn read(bundle: &Bundle, files: &BundleReader, module: &Module) -> Result<(usize, Vec<String>)> {
     let plan = &bundle.plan;
     let hot = hot_layers(bundle)?;
@@ -138,10 +139,11 @@ pub(super) fn read(bundle: &Bundle, files: &BundleReader, module: &Module) -> Re
     Ok((read + kernels, unverified))
 }
 
-/// Reads the GPU kernels of every unit that launches some. Gives their number, and what of them could not be verified.
+/// Reads the GPU kernels of every unit that launches some. Returns their number, and the kernels that could
+/// not be verified.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub(super) fn read_threads(bundle: &Bundle, files: &BundleReader) -> Result<(usize, Vec<String>)> {
     let (plan, by) = (&bundle.plan, bundle.manifest.assembler.as_deref());
     let (mut read, mut unverified) = (0, Vec::new());

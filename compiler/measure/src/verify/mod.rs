@@ -1,8 +1,8 @@
 //! `moec verify`: executes every compiled step against the reference evaluator.
 //!
-//! Two errors are measured for each node of the Graph. The **local** one gives the evaluator exactly what
-//! the compiled step got, so it is that step's alone. The **chained** one compares with an evaluator that
-//! ran the whole entry point by itself, so it shows what errors add up to, layer by layer.
+//! Two errors are measured for each node of the Graph. For the **local** error, the evaluator gets the
+//! operands of the compiled step, so this is the error of the step alone. The **chained** error compares with
+//! an evaluator that ran the whole entry point by itself, so it shows how errors add up, layer by layer.
 #![expect(clippy::cast_possible_truncation, reason = "ids of a graph and rows of one call")]
 
 mod allowed;
@@ -29,25 +29,25 @@ use std::collections::HashMap;
 
 pub use moec_backend::{Check, Distance, FunctionReport};
 
-/// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
+/// Largest local error of a valid step in f32: root mean square, relative to the reference's.
 pub const BOUND: f64 = 1e-4;
 /// Factor by which the error of the logits may exceed the bound of one step.
 pub const CHAIN: f64 = 10.0;
 /// Most token rows of a probe.
 const PROBE_ROWS: usize = 12;
 
-/// Result of a verification. As data it also says whether all is right, and what is not.
+/// Result of a verification. Its serialized form also has the verdict and its reasons.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Files whose hash was checked.
+    /// Number of files whose hash was checked.
     pub files: usize,
-    /// Largest local error that was requested; `None`: what the arithmetic of each step explains.
+    /// Largest local error that the user allows; `None`: the bound follows from the arithmetic of each step.
     pub bound: Option<f64>,
-    /// Entry points; none where this machine cannot execute the target's kernels.
+    /// Entry points; empty if this machine cannot execute the target's kernels.
     pub entries: Vec<EntryReport>,
-    /// Functions of packages for other units.
+    /// Functions of the artifacts of other units.
     pub packages: Vec<FunctionReport>,
-    /// Parts that could not be verified on this machine, and the remedy, a line each.
+    /// Parts that could not be verified on this machine, each in one line with the remedy.
     pub unverified: Vec<String>,
 }
 
@@ -77,10 +77,10 @@ pub struct EntryReport {
     pub entry: String,
     /// Nodes in order.
     pub nodes: Vec<NodeReport>,
-    /// Error of the logits against the evaluator's own run, of the rows that are compared.
+    /// Error of the compared rows of logits, relative to the evaluator's own run.
     pub logits: Distance,
-    /// Rows of logits that are compared: where steps round, not those of tokens that went to other experts than
-    /// the evaluator's did.
+    /// Number of compared rows of logits. If steps round, rows of tokens with other experts than in the
+    /// evaluator's run are left out.
     pub rows: usize,
     /// Rows of logits.
     pub all_rows: usize,
@@ -97,27 +97,27 @@ pub struct NodeReport {
     pub op: &'static str,
     /// Kernels that compute it.
     pub kernels: Vec<String>,
-    /// Against the evaluator on the same operands.
+    /// Error relative to the evaluator on the same operands.
     pub local: Distance,
-    /// Local error that the formats of its operands and its arithmetic explain; 0 where it computes in f32.
+    /// Local error that the formats of its operands and its arithmetic explain; 0 for f32.
     pub rounding: f64,
-    /// Against the evaluator's own run; `None` for what depends on padding rows or on earlier sequences
-    /// (dispatch tables, expert slots, whole caches).
+    /// Error relative to the evaluator's own run. `None` for values that depend on padding rows or on earlier
+    /// sequences (dispatch tables, expert slots, whole caches).
     pub chained: Option<Distance>,
 }
 
 impl Report {
-    /// Largest local error of a node that passes.
+    /// Largest valid local error of a node.
     pub fn allowed(&self, node: &NodeReport) -> f64 {
         self.bound.unwrap_or_else(|| BOUND.max(node.rounding))
     }
 
-    /// Largest chained error of an entry's logits that passes.
+    /// Largest valid chained error of an entry point's logits.
     pub fn allowed_of_logits(&self, entry: &EntryReport) -> f64 {
         CHAIN * entry.nodes.iter().map(|n| self.allowed(n)).fold(0.0, f64::max)
     }
 
-    /// The verdict on a bundle of that name, in one line.
+    /// Verdict on the bundle `name`, in one line.
     pub fn verdict(&self, bundle: &str) -> String {
         let failures = self.failures().len();
         let steps: usize = self.entries.iter().map(|e| e.nodes.len()).sum();
@@ -135,7 +135,7 @@ impl Report {
         }
     }
 
-    /// Errors that pass their bound: a step's local one, or the logits' chained one.
+    /// Errors above their bound: local errors of steps, and chained errors of logits.
     pub fn failures(&self) -> Vec<String> {
         let mut found = Vec::new();
         for entry in &self.entries {
@@ -176,11 +176,11 @@ impl Report {
     }
 }
 
-/// Verifies a bundle. With `source` the reference reads the checkpoint's weights instead of the bundle's; with
-/// `bound` every step is held to it, else to what its arithmetic explains.
+/// Verifies a bundle. With `source` the reference reads the checkpoint's weights instead of the bundle's.
+/// With `bound` that is the bound of every step; else the bound follows from the step's arithmetic.
 ///
 /// # Errors
-/// A bundle that cannot be read or run here. Errors past the bound are in the report, not here.
+/// Fails if a bundle cannot be read or run here. Errors above the bound are in the report instead.
 pub fn verify(
     bundle: &Bundle,
     source: Option<&Checkpoint>,
@@ -249,7 +249,7 @@ pub fn verify(
     Ok(Report { files: count, bound, entries, packages, unverified })
 }
 
-/// A compiled model beside the Graph that it computes.
+/// A compiled model and the Graph that it computes.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     plan: &'a Plan,
@@ -277,7 +277,7 @@ impl Run<'_> {
     }
 }
 
-/// The plan and the graph must be of one build.
+/// Checks that the plan and the graph are of one build.
 fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
     let fits = bundle.plan.entries.len() == module.entries.len()
         && bundle.plan.entries.iter().zip(&module.entries).all(|(e, g)| {
@@ -316,7 +316,7 @@ impl Job<'_> {
                 (rows.len() - most..rows.len()).collect()
             };
             let own = self.evaluate(evaluator, rows, &wanted)?;
-            // The rows of a prefill are one prompt, those of decoding are sequences of their own.
+            // The rows of a prefill are one prompt; those of decoding are separate sequences.
             let prompt = rows.iter().filter(|_| self.graph.kind.is_prefill());
             let seq_len = prompt.map(|r| r.pos + 1).max().unwrap_or(0);
             let Run { plan, module, arithmetic } = self.of;
@@ -344,11 +344,11 @@ impl Job<'_> {
         report.ok_or_else(|| Error::bug("nothing was measured"))
     }
 
-    /// Token rows of each call; the last one is measured, on a cache that is not empty.
+    /// Token rows of each call. The last call is measured, with a cache that is not empty.
     fn calls(&self) -> Vec<Vec<Row>> {
         let model = &self.of.plan.model;
         let (vocab, context) = (model.vocab, model.max_context as usize);
-        // Fixed, spread over the vocabulary (Knuth's multiplicative hashing).
+        // Fixed tokens that are spread over the vocabulary (Knuth's multiplicative hashing).
         let id = |i: usize| (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab;
         match self.graph.kind {
             EntryKind::Prefill(t) => {
@@ -364,7 +364,7 @@ impl Job<'_> {
         }
     }
 
-    /// The evaluator's own run: results of every node.
+    /// Runs the evaluator by itself; returns the results of every node.
     fn evaluate(
         &self,
         evaluator: &mut Evaluator<'_>,

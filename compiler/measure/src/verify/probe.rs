@@ -1,4 +1,4 @@
-//! Looks at a traced run of one entry point, node by node.
+//! Observes a traced run of one entry point, node by node.
 
 use super::Distance;
 use super::allowed::Arithmetic;
@@ -14,8 +14,8 @@ use std::collections::HashMap;
 
 /// Observer of one traced run.
 ///
-/// Steps of a node need not stand together, and buffers are reused. So what a node has computed is kept
-/// until every node that reads it has been measured.
+/// Steps of a node need not be adjacent, and buffers are reused. So the results of a node are kept until
+/// every node that reads them has been measured.
 pub(super) struct Probe<'a> {
     module: &'a Module,
     graph: &'a Graph,
@@ -24,21 +24,21 @@ pub(super) struct Probe<'a> {
     states: &'a [StateBuf],
     arithmetic: &'a Arithmetic,
     own: &'a HashMap<NodeId, Vec<Tensor>>,
-    /// Tokens of the prompt that the rows belong to, 0 in decoding.
+    /// Tokens of the prompt that the rows belong to; 0 in decoding.
     sequence: usize,
     spaces: Vec<RowSpace>,
-    /// Steps of each node that have not run.
+    /// Steps of each node that have not run yet.
     pending: Vec<usize>,
-    /// Values that each node with steps reads, through nodes that have none.
+    /// Values that each node with steps reads, directly or through nodes without steps.
     reads: HashMap<NodeId, Vec<ValueId>>,
-    /// Nodes that have still to read each value.
+    /// Number of nodes that have not read each value yet.
     readers: HashMap<ValueId, usize>,
     /// Results of compiled steps.
     kept: HashMap<ValueId, Tensor>,
-    /// Evaluator's results of an operator that changes its state, which is there only before it.
+    /// Evaluator's results of an operator that changes its state, computed before that change.
     written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
-    /// Rows of tokens that a router sent elsewhere than the evaluator did.
+    /// Rows of tokens that a router sent to other experts than the evaluator did.
     rerouted: Vec<usize>,
     /// Computed logits.
     logits: Option<Tensor>,
@@ -104,7 +104,8 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Whether a value can be read once its steps have ended: not one that is only there in a form that matrices multiply.
+    /// Whether a value can be read after its steps: not if it exists only in a format for matrix
+    /// multiplication.
     fn stays(&self, v: ValueId) -> bool {
         self.entry.places[v.0 as usize].is_some() || self.state_of(Operand::Value(v)).is_some()
     }
@@ -113,7 +114,7 @@ impl<'a> Probe<'a> {
         self.entry.steps.iter().any(|s| s.node == id.0)
     }
 
-    /// Called around every step. Gives whether a node has just been measured.
+    /// Called before and after every step. Returns whether a node has just been measured.
     pub(super) fn observe(
         &mut self,
         evaluator: &mut Evaluator<'_>,
@@ -147,7 +148,7 @@ impl<'a> Probe<'a> {
         Ok(true)
     }
 
-    /// Report; the rows of logits are those of the tokens in `wanted`.
+    /// Returns the report; the rows of logits are those of the tokens in `wanted`.
     pub(super) fn finish(self, plan: &Plan, wanted: &[usize]) -> EntryReport {
         let (logits, rows) = self.logits(wanted);
         let mut nodes = self.reports;
@@ -167,8 +168,8 @@ impl<'a> Probe<'a> {
         EntryReport { entry: self.graph.kind.to_string(), nodes, logits, rows, all_rows }
     }
 
-    /// Distance of the logits, and of how many rows. Rounding may send a token to another expert, whose row is then
-    /// another one for good.
+    /// Distance of the logits, and the number of compared rows. Rounding may send a token to another expert,
+    /// and its row is then no longer comparable.
     fn logits(&self, wanted: &[usize]) -> (Distance, usize) {
         let rounds = self.reports.iter().any(|r| r.rounding > 0.0);
         let own = self.graph.def(self.graph.output).and_then(|id| self.own.get(&id)?.first());
@@ -185,7 +186,7 @@ impl<'a> Probe<'a> {
         (Distance::of(&pick(got), &pick(own), rows.len() * cols), rows.len())
     }
 
-    /// Remembers the rows of a router's choices, of which `len` are valid, that are not the evaluator's.
+    /// Records the rows of a router's choices that differ from the evaluator's; `len` rows are valid.
     fn reroute(&mut self, got: &Tensor, own: &Tensor, len: usize) {
         let k = got.ty.cols().max(1);
         let chosen = |ids: &[i32]| {
@@ -205,7 +206,7 @@ impl<'a> Probe<'a> {
         &self.graph.nodes[id.0 as usize]
     }
 
-    /// The state that an operand stands for, directly or through a cache write.
+    /// The state of an operand, directly or through a cache write.
     fn state_of(&self, operand: Operand) -> Option<StateId> {
         match operand {
             Operand::State(s) => Some(s),
@@ -217,7 +218,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Evaluates a node on what the compiled steps have read.
+    /// Evaluates a node on the operands of the compiled steps.
     fn reference(
         &self,
         evaluator: &mut Evaluator<'_>,
@@ -253,7 +254,7 @@ impl<'a> Probe<'a> {
         eval::op_in(&node.op, operands.iter().map(Arg::Tensor).collect(), self.sequence).map_err(failed)
     }
 
-    /// The table for the valid rows alone: padding rows are not dispatched.
+    /// Evaluates the table for the valid rows alone, since padding rows are not dispatched.
     fn dispatch(&self, view: &StepView<'_>, node: &Node, experts: usize, partial: bool) -> Result<Tensor> {
         let Some(&Operand::Value(ids)) = node.inputs.first() else {
             return Err(Error::bug("a dispatch of nothing"));
@@ -267,8 +268,8 @@ impl<'a> Probe<'a> {
         results.pop().ok_or_else(|| Error::bug("a dispatch without table"))
     }
 
-    /// A value as the compiled steps left it; what has no steps of its own (views, what was fused into an
-    /// epilogue) is evaluated from what it is made of.
+    /// A value as the compiled steps left it. A value without steps of its own (a view, or one fused into an
+    /// epilogue) is evaluated from its operands.
     fn value(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, v: ValueId) -> Result<Tensor> {
         if let Some(tensor) = self.kept.get(&v) {
             return Ok(tensor.clone());
@@ -280,7 +281,7 @@ impl<'a> Probe<'a> {
         Ok(results.swap_remove(which))
     }
 
-    /// Reads a value from its place. Rows that are not valid are zero.
+    /// Reads a value from its location. Invalid rows are zero.
     fn placed(&self, view: &StepView<'_>, v: ValueId) -> Result<Option<Tensor>> {
         let Some(place) = self.entry.places[v.0 as usize] else { return Ok(None) };
         let ty = self.graph.ty(v);
@@ -303,7 +304,7 @@ impl<'a> Probe<'a> {
         Ok(Some(tensor(ty, &picked)))
     }
 
-    /// Rows of a value that hold something: a share of `n` or `m`, and all of a table.
+    /// Number of valid rows of a value: a share of `n` or `m`, and all rows of a table.
     fn valid_rows(&self, view: &StepView<'_>, v: ValueId, ty: &Type) -> usize {
         if ty.shape.len() < 2 {
             return ty.elements();
@@ -322,7 +323,7 @@ impl<'a> Probe<'a> {
         Ok(Tensor { ty: self.module.state(s).ty.clone(), data: Data::F32(numbers) })
     }
 
-    /// Compares what a node's steps have written.
+    /// Compares the results of a node's steps.
     fn measure(&mut self, view: &StepView<'_>, id: NodeId, expected: &[Tensor]) -> Result<()> {
         let node = self.node(id);
         let (mut local, mut chained) = (Distance::default(), None::<Distance>);
@@ -337,7 +338,7 @@ impl<'a> Probe<'a> {
             };
             let Some(want) = expected.get(i) else { continue };
             if let Op::Dispatch { experts, .. } = node.op {
-                // The evaluator's own table counts padding rows: there is nothing to chain.
+                // The evaluator's own table has padding rows, so there is no chained error.
                 let divided = self
                     .steps_of(id)
                     .any(|s| matches!(s.code, Code::Builtin(Builtin::Dispatch { candidates: Some(_), .. })));
@@ -388,8 +389,9 @@ fn tensor(ty: &Type, words: &[[u8; 4]]) -> Tensor {
     Tensor { ty: ty.clone(), data }
 }
 
-/// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets. Where experts live on several
-/// units, which stand one after the other in the first table, their order is left out.
+/// Compares a table for `T` rows with one for the `n` valid ones, which has the same content at other
+/// offsets. If experts are on several units, the first table has the experts unit by unit, so their order is
+/// not compared.
 fn same_dispatch(
     graph: &Graph,
     node: &Node,
@@ -415,7 +417,7 @@ fn same_dispatch(
     })
 }
 
-/// A dispatch table, without its offsets.
+/// A dispatch table without its offsets.
 #[derive(PartialEq)]
 struct Listed {
     pairs: i32,
@@ -424,12 +426,12 @@ struct Listed {
 }
 
 impl Listed {
-    /// Contents of a table for `n` rows; `None` where it contradicts itself.
+    /// Contents of a table for `n` rows; `None` if it contradicts itself.
     fn of(layout: DispatchLayout, table: &[i32], n: usize) -> Option<Self> {
         let word = |at: usize| table.get(at).copied();
         let index = |at: usize| word(at).and_then(|w| usize::try_from(w).ok());
         let active = index(0).filter(|&active| active <= layout.experts)?;
-        // The pair of each slot, which names the slot in turn.
+        // The pair of each slot, which must name that slot.
         let mut pair_of = HashMap::new();
         for pair in 0..n * layout.k {
             if let Some(slot) = index(layout.slot() + pair) {

@@ -1,4 +1,4 @@
-//! `moec verify --static`: everything about a bundle that can be known without executing any of it.
+//! `moec verify --static`: checks of a bundle without executing it.
 
 use super::agree;
 use moec_base::error::{Error, Result};
@@ -19,32 +19,33 @@ use std::collections::BTreeSet;
 /// Relocations and symbols that object code may require of its loader.
 const ASKED: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
 
-/// Valid parts of the object code.
+/// Summary of the valid parts.
 #[derive(Clone, Debug, Serialize)]
 pub struct StaticReport {
-    /// Files whose hash was checked.
+    /// Number of files whose hash was checked.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
     /// Entry points of the plan.
     pub entries: usize,
-    /// Steps in all of them.
+    /// Number of steps in all of them.
     pub steps: usize,
-    /// Nodes of the Graph, in all entry points.
+    /// Number of nodes of the Graph, in all entry points.
     pub nodes: usize,
-    /// Kernels of the plan that the object code defines.
+    /// Number of kernels of the plan that the object code defines.
     pub kernels: usize,
-    /// Functions of packages that the plan calls.
+    /// Number of functions of artifacts that the plan calls.
     pub functions: usize,
-    /// Weights that are the checkpoint's, where one was named.
+    /// Number of weights that match the checkpoint, if one was named.
     pub weights: Option<usize>,
 }
 
-/// Verifies a bundle without executing it: hashes of all files and nothing else in the folder, plan, Graph, decisions and
-/// tokenizer, the object code's symbols, packages; with `source`, every packed weight.
+/// Verifies a bundle without executing it. Checks the hashes of all files and that the folder has no others,
+/// plan, Graph, decisions, tokenizer, the object code's symbols, and artifacts. With `source`, also checks
+/// every packed weight.
 ///
 /// # Errors
-/// The first thing that is not as a build leaves it.
+/// Fails at the first part that differs from what a build writes.
 pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress) -> Result<StaticReport> {
     let count = bundle.manifest.files.len();
     progress.stage("Checking", &format!("{count} files"));
@@ -58,7 +59,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
     }
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
-    // The runtime's own look at a plan wants kernels; these are never called.
+    // The runtime's check of a plan needs kernels; these are never called.
     Program::new(bundle.plan.clone(), &|_| Some(never))
         .map_err(|e| Error::input("the plan cannot be run").because(e))?;
     if bundle.manifest.files.contains_key(DECISIONS) {
@@ -90,10 +91,11 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
     })
 }
 
-/// In place of every kernel where a plan is looked at and not run.
+/// Placeholder for every kernel of a plan that is checked but not run.
 extern "C" fn never(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
 
-/// Object code is for the plan's CPU and system, defines every kernel, and requests nothing but moves of memory.
+/// Checks that object code is for the plan's CPU and operating system, defines every kernel, and needs no
+/// symbols but memory moves.
 fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     let file = object::File::parse(code).map_err(|e| e.to_string())?;
     let TargetInfo { triple, .. } = &plan.target;
@@ -109,7 +111,7 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     if (file.format() == object::BinaryFormat::MachO) != apple {
         return Err(format!("it is in the form {:?}, the plan for {triple}", file.format()));
     }
-    // Mach-O puts an underscore before what C calls a thing.
+    // Mach-O adds an underscore before the C name of a symbol.
     let plain =
         |name: &str| if apple { name.strip_prefix('_').unwrap_or(name).to_owned() } else { name.to_owned() };
     let mut defined = BTreeSet::new();
@@ -127,7 +129,8 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     }
 }
 
-/// Compares every packed weight with the checkpoint's, rounded as the bundle stores it. Gives how many there are.
+/// Compares every packed weight with the checkpoint's, rounded as the bundle stores it. Returns the number of
+/// weights.
 fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: &Progress) -> Result<usize> {
     let packed = packed::Packed::open(bundle)?;
     packed::split_tables(module, &packed);
@@ -138,7 +141,8 @@ fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: 
     stored.keep_weights(false);
     right.keep_weights(false);
     right.map_weights(|weight, values| packed.round(weight, values));
-    // What only packages hold has no segment; they are executed, or not looked into.
+    // Weights that only artifacts hold have no segment. `verify` executes them; this check does not read
+    // them.
     let ids: Vec<WeightId> = (0..module.weights.len() as u32)
         .map(WeightId)
         .filter(|id| packed.holds(&module.weight(*id).name))

@@ -1,4 +1,5 @@
-//! Experts that leave the CPU, layer after layer: which of them, for which units, why, and what they cost on either side.
+//! Choice of the experts that leave the CPU, layer after layer: their units, the reasons, and their costs on
+//! either side.
 
 use super::{UnitAssignment, most, size, takes_experts};
 use crate::decisions::Decision;
@@ -11,27 +12,27 @@ use moec_profile::loads::Loads;
 use moec_runtime::schedule::Keeps;
 use std::collections::BTreeMap;
 
-/// Expected µs of an expert in a call, the way of its rows there and back included.
+/// Expected µs of an expert in a call, transfers of its rows in both directions included.
 struct Cost {
     expert: u32,
     /// On the CPU.
     here: f64,
-    /// On the cheapest unit beside it whose memory has room; none without such a unit.
+    /// On the cheapest accelerator whose memory has room; `None` if no accelerator has.
     there: Option<f64>,
-    /// That unit, where it is cheaper.
+    /// That accelerator, if it is cheaper than the CPU.
     unit: Option<u32>,
 }
 
-/// What of a layer leaves the CPU.
+/// Experts of a layer that leave the CPU.
 #[derive(Default)]
 pub(super) struct Choice {
     /// Experts, each with its accelerator.
     pub(super) experts: Vec<(u32, u32)>,
-    /// Costs of the layer's experts, where costs decide.
+    /// Costs of the layer's experts, if costs decide.
     costs: Vec<Cost>,
 }
 
-/// The choice of experts that leave the CPU, layer after layer.
+/// The state of that choice, layer after layer.
 pub(super) struct Leaving<'a> {
     pub(super) module: &'a Module,
     pub(super) list: &'a UnitList<'a>,
@@ -40,14 +41,14 @@ pub(super) struct Leaving<'a> {
     pub(super) named: Option<u32>,
     /// Layers with experts.
     pub(super) layers: usize,
-    /// Bytes of each memory that have been given away.
+    /// Bytes of each memory that are already taken.
     pub(super) taken: BTreeMap<u32, u64>,
 }
 
 impl Leaving<'_> {
     /// Experts of a layer that leave the CPU.
-    ///
     /// # Errors
+    /// Fails if `placement.experts` gives the CPU a share.
     /// A share for the CPU.
     pub(super) fn choose(
         &mut self,
@@ -64,9 +65,9 @@ impl Leaving<'_> {
         let all_on = |unit: u32| popular.iter().map(|&e| (e, unit)).collect();
         let (list, policy) = (self.list, self.wanted.policy);
         let experts = match (&self.wanted.experts, self.named.and_then(|n| list.accelerator(n))) {
-            // Where memory computes, `plan_expert_schedule` gives an expert several units.
-            (UnitSetting::Auto, _) if list.has_ndp_dimms => Vec::new(),
-            // Where a unit has frames, `frames` does.
+            // On targets with NDP DIMMs `plan_expert_schedule` gives an expert several units.
+            (UnitSetting::Auto, _) if list.has_near_data => Vec::new(),
+            // With a policy of cache frames `plan_gpu_expert_cache` places the experts.
             _ if policy.is_some_and(|s| s.keeps != Keeps::Layers) => Vec::new(),
             (_, accelerator) if policy.is_some() => {
                 let accelerator = accelerator.or(list.accelerators.first().copied());
@@ -100,8 +101,9 @@ impl Leaving<'_> {
         Ok(Choice { experts, ..Choice::default() })
     }
 
-    /// Whether all experts of a layer go to a unit that takes whole layers: those of the wished share, else as many as its memory has
-    /// room for. After the first layer that does not fit, none does.
+    /// True if all experts of a layer go to a unit that takes whole layers. With a requested share these are
+    /// the first layers, else as many as its memory has room for. After the first layer that does not fit, no
+    /// layer goes there.
     fn whole_layer_fits(
         &mut self,
         layer: usize,
@@ -119,8 +121,8 @@ impl Leaving<'_> {
         fits
     }
 
-    /// The costs of experts, and which of them cost less on another unit than on the CPU, each with the cheapest, as far as memories
-    /// have room. `rows` are expected per call. What has no table of times is not chosen.
+    /// The costs of experts, each with the cheapest other unit if it costs less than the CPU and its memory
+    /// has room. `rows` gives the expected rows per call. A unit without a table of times is not chosen.
     fn costs(
         &mut self,
         layer: u32,
@@ -163,7 +165,8 @@ impl Leaving<'_> {
         costs
     }
 
-    /// Which experts of a layer left the CPU, and why; none where nothing was requested and nothing compared.
+    /// The decision about which experts of a layer left the CPU; `None` if nothing was requested and nothing
+    /// compared.
     pub(super) fn decision(&self, table: &ExpertTable, choice: &Choice) -> Option<Decision> {
         let Choice { experts: chosen, costs } = choice;
         if chosen.is_empty() && costs.is_empty() {

@@ -1,7 +1,7 @@
 //! Dense networks by neurons: an expert that every row chooses.
 //!
-//! A router with one expert has no choice, whatever its logit, so a channel of the embedding will do for one. Nothing is weighted or
-//! summed after it: slots stand in the order of rows.
+//! A router with one expert has no choice at any logit, so that a channel of the embedding is sufficient as
+//! its logits. No weighting and no sum follows: slots are in the order of rows.
 //!
 //! ```text
 //! h = linear_glu(x, gate_up)     →   table = dispatch(router(slice(embedding)))
@@ -13,10 +13,10 @@ use moec_base::error::{Error, Result};
 use moec_ir::op::{DispatchLayout, Renorm, RouterDesc, Score, WeightFrom};
 use moec_ir::{Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, Type, ValueId};
 
-/// A gated network that every token takes.
+/// A gated network that computes every token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
-    /// The node that joins gate and up, and that which multiplies by down.
+    /// The node that joins gate and up, and the node that multiplies by down.
     nodes: [usize; 2],
     pub(super) glu: Glu,
     pub(super) halves: Halves,
@@ -50,10 +50,10 @@ fn network(module: &Module, graph: &Graph, at: usize) -> Option<Network> {
     (alone && fits).then_some(Network { nodes: [at, reader], glu, halves: [gate_up, down], layer })
 }
 
-/// Choices of a router with one expert: ids of all rows. It stands after the embedding.
+/// Adds a router with one expert after the embedding. Returns its choices: ids of all rows.
 ///
 /// # Errors
-/// A Graph without an embedding: our bug.
+/// A bug of the compiler: a Graph without an embedding.
 pub(super) fn choices(graph: &mut Graph) -> Result<ValueId> {
     let found = graph.nodes.iter().position(|n| matches!(n.op, Op::Embed));
     let embed = found.and_then(|at| Some((at, graph.nodes.get(at)?)));
@@ -86,7 +86,7 @@ pub(super) fn choices(graph: &mut Graph) -> Result<ValueId> {
     Ok(ids)
 }
 
-/// Lets a network be computed by neurons, of `bundles`, for the rows that chose them.
+/// Replaces a network by neurons of `bundles`, for the rows with these ids.
 pub(super) fn replace(graph: &mut Graph, network: Network, ids: ValueId, bundles: Operand) {
     let [gate, down] = network.nodes;
     let rows = graph.kind.rows();

@@ -1,4 +1,4 @@
-//! Tests of experts between two units.
+//! Tests of experts on two units.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
@@ -28,7 +28,7 @@ fn module() -> Module {
     parse_module(&text).unwrap()
 }
 
-/// The layer, with the neurons of both experts in an order.
+/// The layer, with one order of neurons for both experts.
 fn layer(batches: &[(u32, u32)], order: [u32; 3]) -> [(HotLayer, Vec<Vec<u32>>); 1] {
     let batches = batches.iter().map(|&(batch, neurons)| HotBatch { batch, neurons }).collect();
     [(HotLayer { layer: 0, batches }, vec![order.to_vec(); 2])]
@@ -59,7 +59,7 @@ fn each_batch_has_its_share_and_prompts_have_whole_experts() {
         let wanted =
             ["linear", "router", "dispatch", "expert_ffn", "neuron_ffn", "combine", "combine", "add"];
         assert_eq!(ops(graph), wanted);
-        // The unit begins first, and what the CPU has is weighted first.
+        // The unit begins first, and the CPU's part is weighted first.
         let [hot, cold] = ["expert_ffn", "neuron_ffn"]
             .map(|name| graph.nodes.iter().find(|n| n.op.name() == name).unwrap());
         assert!(matches!(hot.op, Op::ExpertFfn { fixed: true, .. }));

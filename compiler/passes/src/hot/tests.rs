@@ -20,7 +20,7 @@ fn experts() -> Experts {
     }
 }
 
-/// Neurons of which every eighth is active half of the time, and the others for one token in 16.
+/// Counts in which every eighth neuron is active half of the time, and the others for one token in 16.
 fn seen(of: &Experts) -> (NeuronCounts, Routing) {
     let mut counts =
         NeuronCounts::new((0, "layers.0.down".to_owned()), (of.count, of.inter as u32, true), &[0.0], 4);

@@ -1,4 +1,5 @@
-//! Steps that are functions of the runtime: what other units compute, and the requests for experts on disk.
+//! Steps that call functions of the runtime: experts and subgraphs of other units, capacity limits, and
+//! requests for experts on disk.
 
 use super::entry::Builder;
 use super::entry_layout::{EntryLayout, ValueLocation};
@@ -9,7 +10,7 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Builtin, Code, Grid, MAX_REQUEST_SCORES, RowSpace, Step};
 use moec_ir::{Graph, Node, Op, Operand, ValueId};
 
-/// A function of the runtime, and the values that it reads and gives.
+/// A function of the runtime, with the values that it reads and writes.
 struct Call<'a> {
     code: Builtin,
     unit: u32,
@@ -18,7 +19,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Its step: it gets values by their first columns.
+    /// The step of the call. Its values must be whole buffers, not views.
     fn step(&self, entry: &mut EntryLayout<'_>, at: usize, spaces: &[RowSpace]) -> Result<Step> {
         for &v in self.outputs {
             let location = entry.buffer(format!("%{}", v.0), entry.graph.ty(v), 0)?;
@@ -53,7 +54,8 @@ impl Call<'_> {
 }
 
 impl Builder<'_> {
-    /// The step of a node that an accelerator takes part in. It gets values by their first columns.
+    /// The step of a node of static graphs: experts, or a capacity limit. Its values must be whole buffers,
+    /// not views.
     pub(super) fn outlined(
         &self,
         entry: &mut EntryLayout<'_>,
@@ -84,7 +86,7 @@ impl Builder<'_> {
         call.step(entry, at, spaces)
     }
 
-    /// The step of a part that static graphs compute.
+    /// The step of a subgraph that static graphs compute.
     pub(super) fn part(
         &self,
         entry: &mut EntryLayout<'_>,
@@ -102,8 +104,8 @@ impl Builder<'_> {
     }
 }
 
-/// The step of a `request_experts`: the table stays where it is. Of experts that live on several units it requests the CPU's, and
-/// there is none where those are none.
+/// The step of a `request_experts`: the table stays where it is. If several units have experts, it requests
+/// the CPU's; there is no step if the CPU has none.
 pub(super) fn request_experts(
     entry: &mut EntryLayout<'_>,
     at: usize,
@@ -145,7 +147,7 @@ pub(super) fn request_experts(
     let ValueLocation::Buffer { buffer, .. } = location else {
         return Err(Error::bug("a table that is a state"));
     };
-    // The table's words tell for how many experts per token it is laid out.
+    // The words of the table imply its number of experts per token.
     let words: usize = entry.graph.ty(value(table)?).shape.iter().product();
     let own = node.inputs.get(1).ok_or_else(|| Error::bug("a `request_experts` without scores"))?;
     let bare = DispatchLayout { rows: 0, k: 0, experts: entry.graph.ty(value(own)?).cols() };

@@ -25,13 +25,13 @@ pub(super) struct Builder<'a> {
     pub(super) module: &'a Module,
     pub(super) target: &'a CpuTarget,
     pub(super) statics: &'a Statics,
-    /// Units of nodes and experts beside the CPU that run with dynamic shapes.
+    /// Units other than the CPU that run nodes and experts with dynamic shapes.
     pub(super) assignment: &'a UnitAssignment,
-    /// Whether experts stay on disk.
+    /// True if experts stay on disk.
     pub(super) paged: bool,
     /// Format of the KV cache.
     cache: Format,
-    /// Its tensors that are values, not keys.
+    /// Tensors of the KV cache that are values, not keys.
     pub(super) values: HashSet<StateId>,
     /// Weights that linear layers on the CPU multiply by.
     matrices: HashSet<WeightId>,
@@ -42,27 +42,28 @@ pub(super) struct Builder<'a> {
     pub(super) segment_weights: Vec<WeightId>,
     /// Segments of gate and up, and of down, by layer.
     pub(super) experts: BTreeMap<u32, [u32; 2]>,
-    /// The same of units that launch kernels of their own.
+    /// The same for units that launch kernels of their own.
     pub(super) brought: BTreeMap<u32, [u32; 2]>,
-    /// Experts that streams compute.
+    /// Experts that NDP command streams compute.
     pub(super) streams: Vec<StreamSet>,
-    /// Writers of the GPU kernels of units that launch their own, by unit.
+    /// GPU targets of the units that launch their own kernels, by unit.
     pub(super) threads: BTreeMap<u32, GpuTarget>,
-    /// These kernels, in the order of [`Builder::launches`].
+    /// GPU kernels, in the order of [`Builder::launches`].
     pub(super) gpu_kernels: Vec<Kernel>,
     pub(super) launches: Vec<GpuKernel>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
-    /// By memory beside the CPU's and segment: the matrices that lie there, none for the whole.
+    /// By memory other than the CPU's and segment: the matrices that are there; an empty list is the whole
+    /// segment.
     pub(super) residents: BTreeMap<(u32, u32), Vec<u32>>,
-    /// Memories of states that lie beside the CPU's.
+    /// Memories of states that are not in the CPU's memory.
     pub(super) states: BTreeMap<u32, u32>,
 }
 
-/// A node whose steps are made.
+/// A node whose steps are built.
 pub(super) struct Placed<'a> {
     pub(super) node: &'a Node,
-    /// Node that is computed, and what is added to it.
+    /// Node that is computed, and the value that is added to it.
     producer: &'a Node,
     residual: Option<ValueId>,
     /// Index of the node.
@@ -109,7 +110,7 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Lays out experts that stay on disk; `None` where all weights are mapped.
+    /// Lays out experts that stay on disk; `None` if all weights are mapped.
     pub(super) fn page(&mut self) -> Result<Option<Paging>> {
         let Some(graph) = self.module.entries.first() else { return Ok(None) };
         let by_neurons = graph.nodes.iter().any(|n| n.op.pages_neurons());
@@ -162,7 +163,7 @@ impl Builder<'_> {
         let inside: HashSet<usize> =
             calls.iter().flat_map(|c| &c.boundary.nodes).map(|n| n.0 as usize).collect();
         let mut residuals = residuals(graph, &inside);
-        // What two units compute is two steps.
+        // Nodes of two units are two steps.
         let unit = |at: usize| self.assignment.of_node(&graph.nodes[at]);
         residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));
         let mut steps = Vec::new();
@@ -258,7 +259,7 @@ impl Builder<'_> {
         for unit in units {
             each.push((unit, self.select(unit, &view, node)?));
         }
-        // What several units compute together lies where the CPU finds it, unless only one of them reads it.
+        // A result of several units is in the CPU's memory, unless only one unit reads it.
         let memory = match node.op {
             Op::ExpertFfn { .. } => {
                 assignment.whole(node.scope.layer).map_or(0, |unit| assignment.memory(unit))
@@ -348,7 +349,7 @@ impl Builder<'_> {
                             continue;
                         }
                         Operand::State(s) => ValueLocation::State(s.0),
-                        // A unit finds its own experts in a table of its own.
+                        // A unit finds its own experts in its own table.
                         Operand::Value(v) => match entry.tables.get(&(v, unit)) {
                             Some(&own) if matches!(node.op, Op::ExpertFfn { .. }) => own,
                             _ => entry.location(v)?,
@@ -388,7 +389,8 @@ impl Builder<'_> {
         Ok(steps)
     }
 
-    /// Brings the matrices of a layer's experts to a memory beside the CPU's, as far as they live there.
+    /// Makes matrices of a layer's experts resident in a memory other than the CPU's, if the experts are
+    /// assigned there.
     pub(super) fn make_resident(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
         if memory == 0 {
             return Ok(());
@@ -404,8 +406,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Locations of a selection's temporaries, and the launches whose results are already there: a value that
-    /// several matrices read is brought to their compute type once.
+    /// Locations of a selection's temporaries, and the launches whose results already exist: a value that
+    /// several matrices read is converted to their compute type once.
     fn temps(
         &self,
         entry: &mut EntryLayout<'_>,
@@ -468,7 +470,7 @@ impl Builder<'_> {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
-        // The file of experts that stay on disk has what the CPU reads.
+        // The file of experts that stay on disk holds the format of the CPU's kernels.
         let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
         let offset = self.ends[file].next_multiple_of(ALIGN);
         let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
@@ -492,7 +494,7 @@ impl Builder<'_> {
     }
 }
 
-/// Has a `dispatch` write a table for each unit that has some of the experts.
+/// Makes a `dispatch` write a table for each unit that has some of the experts.
 fn divide(
     entry: &mut EntryLayout<'_>,
     steps: &mut [Step],

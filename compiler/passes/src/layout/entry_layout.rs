@@ -1,4 +1,4 @@
-//! Layout of one entry point: its buffers, and where its values are.
+//! Layout of one entry point: its buffers, and the locations of its values.
 
 use super::int;
 use crate::memory::aligned;
@@ -7,27 +7,28 @@ use moec_ir::plan::Buffer;
 use moec_ir::{Graph, Node, Op, Operand, Type, ValueId};
 use std::collections::HashMap;
 
-/// Where a value is.
+/// Location of a value.
 #[derive(Clone, Copy)]
 pub(super) enum ValueLocation {
     Buffer { buffer: u32, column: usize, ld: usize },
     State(u32),
 }
 
-/// Layout of one entry point, as it is built.
+/// Layout of one entry point while it is built.
 pub(super) struct EntryLayout<'g> {
     pub(super) graph: &'g Graph,
     pub(super) locations: Vec<Option<ValueLocation>>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) end: u64,
-    /// Rows converted to another format, by where they lie, the kernel that does it, and the memory that it is done in.
+    /// Rows converted to another format, by their location, the kernel that converts them, and the memory of
+    /// the result.
     pub(super) forms: HashMap<(u32, usize, String, u32), ValueLocation>,
-    /// Tables of units that share the experts of a layer: by the whole table and the unit.
+    /// Tables of units that share the experts of a layer, by the whole table and the unit.
     pub(super) tables: HashMap<(ValueId, u32), ValueLocation>,
 }
 
 impl EntryLayout<'_> {
-    /// A new buffer in a memory.
+    /// Adds a buffer in a memory.
     pub(super) fn buffer(&mut self, name: String, ty: &Type, memory: u32) -> Result<ValueLocation> {
         let (rows, ld) = match ty.shape.as_slice() {
             &[n] => (n, 1),
@@ -53,7 +54,7 @@ impl EntryLayout<'_> {
     }
 }
 
-/// Slices of whole rows are views of their source. Gives true where nothing is left to do.
+/// Makes slices of whole rows views of their source. Returns true if that completes the node.
 pub(super) fn view(entry: &mut EntryLayout<'_>, node: &Node) -> Result<bool> {
     let (&Op::Slice { heads: 1, start, .. }, &[Operand::Value(source)]) = (&node.op, node.inputs.as_slice())
     else {

@@ -1,4 +1,4 @@
-//! GPU kernels, of units that launch their own in place of the CPU's.
+//! GPU kernels, for units that launch their own instead of the CPU's.
 
 use super::entry::{Builder, Placed};
 use super::int;
@@ -8,7 +8,7 @@ use moec_cpu::{NodeView, Selection, Work};
 use moec_ir::plan::{Builtin, CacheOrder, Code, GpuKernel, Grid};
 use moec_ir::{Graph, Module, Node, Operand};
 
-/// Rows that a matrix of a node multiplies at once: of an expert the average that it gets of a call.
+/// Rows that a matrix of a node multiplies at once; for an expert, the average of a call.
 fn rows(module: &Module, graph: &Graph, node: &Node) -> usize {
     match node.inputs.get(2) {
         Some(&Operand::Weight(w)) if node.op.expert_ffn().is_some() => {
@@ -22,7 +22,7 @@ impl Builder<'_> {
     /// Kernels for a node on a unit.
     ///
     /// # Errors
-    /// An operator that the unit has none for.
+    /// Fails if the unit has no kernel for the operator.
     pub(super) fn select(&self, unit: u32, view: &NodeView<'_>, node: &Node) -> Result<Selection> {
         let (selected, name) = match self.threads.get(&unit) {
             Some(threads) => (threads.select(view), &*self.assignment.units[unit as usize].name),
@@ -34,10 +34,10 @@ impl Builder<'_> {
         })
     }
 
-    /// The code of some work on a unit, and its work items.
+    /// The code of a piece of work on a unit, and its work items.
     ///
     /// # Errors
-    /// A kernel that there is none of for the threads of the unit.
+    /// Fails if there is no such kernel for the unit's GPU.
     pub(super) fn code(
         &mut self,
         unit: u32,
@@ -77,18 +77,18 @@ impl Builder<'_> {
         Ok((Code::Builtin(Builtin::Launch { kernel: int(index)? }), grid))
     }
 
-    /// Order of a tensor of the KV cache in a memory: that of the unit whose memory it is.
+    /// Order of a tensor of the KV cache in a memory, as the unit of that memory reads it.
     pub(super) fn cache_order(&self, memory: u32, values: bool) -> CacheOrder {
         let threads =
             self.threads.iter().find(|&(&unit, _)| self.assignment.memory(unit) == memory && memory > 0);
         threads.map_or_else(|| self.target.cache_order(values), |(_, threads)| threads.cache_order())
     }
 
-    /// Refuses what no unit with kernels of its own can share with others: experts that change their unit while the plan runs, or
-    /// that stay on disk, lie as the CPU reads them.
+    /// Checks that a unit with kernels of its own runs no experts that change their unit at run time or stay
+    /// on disk. Their weights are stored in the CPU's layout.
     ///
     /// # Errors
-    /// Such a plan.
+    /// Fails if the plan has such experts.
     pub(super) fn check_threads(&self) -> Result<()> {
         let Some(kernel) = self.launches.first() else { return Ok(()) };
         let name = &self.assignment.units[kernel.unit as usize].name;

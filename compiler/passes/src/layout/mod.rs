@@ -1,8 +1,8 @@
 //! Pass `layout`: Graph to Plan.
 //!
-//! The target chooses kernels and weight layouts node by node; slices become views, additions of a
-//! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
-//! own and every step a barrier, so the plan already runs; later passes only make it tight.
+//! The target chooses kernels and weight layouts node by node. Slices become views, and additions of a
+//! residual become part of the epilogue of the other operand's producer. Every buffer gets its own bytes and
+//! every step a barrier, so the plan already runs; later passes only optimize it.
 
 mod builtins;
 mod entry;
@@ -24,7 +24,7 @@ use moec_ir::{Format, Module, StateId, WeightId};
 use moec_targets::backends;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The plan with what later passes and the writer need beside it.
+/// The plan, with the data that later passes and the writer need besides it.
 #[derive(Debug)]
 pub struct UnsynchronizedPlan {
     /// Plan.
@@ -37,7 +37,7 @@ pub struct UnsynchronizedPlan {
     pub segment_weights: Vec<WeightId>,
 }
 
-/// Places and order of states. Those that fold tokens have room for snapshots.
+/// Locations and order of states. Recurrent states have room for snapshots.
 fn states(
     module: &Module,
     builder: &Builder<'_>,
@@ -79,11 +79,11 @@ fn states(
     Ok(states)
 }
 
-/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
-/// `statics` says which experts static graphs compute.
+/// Lays out `module` for `target`, with the KV cache in the format `cache`. `artifacts` are further files
+/// that the runtime reads; `statics` lists the experts of static graphs.
 ///
 /// # Errors
-/// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
+/// Fails if the target has no kernel for an operator, or if sizes exceed the plan's 32-bit fields.
 pub fn layout(
     module: &Module,
     model: ModelInfo,
@@ -159,7 +159,7 @@ pub fn layout(
     Ok(UnsynchronizedPlan { plan, kernels, gpu_kernels, segment_weights: builder.segment_weights })
 }
 
-/// Writers of the kernels of each unit that launches its own.
+/// GPU target of each unit that launches its own kernels.
 fn gpu_targets(target: &CpuTarget, assignment: &UnitAssignment) -> BTreeMap<u32, GpuTarget> {
     let of = |(index, unit): (usize, &UnitRef)| {
         let backend = backends::gpu_kernels(&unit.backend)?;

@@ -1,5 +1,5 @@
-//! Readers of values: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
-//! linear layers.
+//! Analyses of the readers of values: additions that become part of a producer's epilogue, tensors of the KV
+//! cache that are values, and weights that are matrices of linear layers.
 
 use crate::outline_graphs::Statics;
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, ValueId, WeightId};
@@ -23,8 +23,8 @@ pub(super) fn values(module: &Module) -> HashSet<StateId> {
     found
 }
 
-/// Weights that kernels of the CPU multiply by in a linear layer: one that is outside of static graphs, and that
-/// `elsewhere` does not give to a unit with kernels of its own.
+/// Weights that kernels of the CPU multiply by in a linear layer, outside of static graphs. Linear layers
+/// that `elsewhere` gives to a unit with kernels of its own do not count.
 pub(super) fn matrices(
     module: &Module,
     statics: &Statics,
@@ -46,8 +46,8 @@ pub(super) fn matrices(
     found
 }
 
-/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand). What is `inside` of
-/// a part has no epilogue.
+/// Additions that become part of the epilogue of one operand's producer: add node → (producer, other
+/// operand). Nodes `inside` a subgraph have no epilogue.
 pub(super) fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize, (usize, ValueId)> {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut definition: HashMap<ValueId, usize> = HashMap::new();
@@ -70,7 +70,7 @@ pub(super) fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize
         if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice())
             && !inside.contains(&at)
         {
-            // The later producer keeps its inputs alive for less long.
+            // Taking the later producer frees its inputs earlier.
             let options = [(fuses(a), b), (fuses(b), a)];
             let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);
             if let Some((producer, other)) = best.filter(|_| a != b) {

@@ -1,4 +1,4 @@
-//! Steps of experts that streams compute.
+//! Steps of experts that NDP command streams compute.
 
 use super::entry::{Builder, Placed};
 use super::entry_layout::{EntryLayout, ValueLocation};
@@ -10,8 +10,8 @@ use moec_ir::plan::{Arg, Builtin, Code, Grid, Layout, Step, StreamSet};
 use moec_ir::{Op, Operand};
 
 impl Builder<'_> {
-    /// The step of a layer's experts on a unit that has streams: rows as they come, weights as the CPU's kernels have
-    /// them.
+    /// The step of a layer's experts on a unit with NDP command streams. It takes rows without conversion,
+    /// and weights in the layout of the CPU's kernels.
     pub(super) fn streamed(
         &mut self,
         entry: &mut EntryLayout<'_>,

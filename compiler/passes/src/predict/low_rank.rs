@@ -1,25 +1,27 @@
 //! Gates as a product of two small matrices.
 //!
-//! Of all `L R` of a rank that stand for gates `G` the one that errs least on inputs with second moments `C`, in the mean over
-//! squares, is `L = U`, `R = Uᵀ G`, where `U` are the first eigenvectors of `G C Gᵀ`: it is the singular value decomposition of
-//! `G C^½` (activation-aware, as in ASVD and SVD-LLM; arXiv 2312.05821, 2403.07378).
+//! Among all products `L R` of a given rank, one has the least mean square error from the gates `G` on inputs
+//! with second moments `C`. It is `L = U`, `R = Uᵀ G`, where `U` are the first eigenvectors of `G C Gᵀ`. This
+//! is the singular value decomposition of `G C^½` (activation-aware, as in ASVD and SVD-LLM; arXiv
+//! 2312.05821, 2403.07378).
 //!
-//! They are found by orthogonal iteration of `C Gᵀ G`, a few vectors of `hidden` numbers at a time (Halko, Martinsson and Tropp,
-//! arXiv 0909.4061), and the method of Rayleigh and Ritz in what `G` makes of these. No matrix of `inter²` or `hidden²` numbers is
-//! ever formed: [`bytes`] says what is held.
+//! The eigenvectors are found by orthogonal iteration of `C Gᵀ G`, a few vectors of `hidden` numbers at a
+//! time (Halko, Martinsson and Tropp, arXiv 0909.4061). The Rayleigh-Ritz method follows on the images of
+//! these under `G`. No matrix of `inter²` or `hidden²` numbers is ever formed; [`bytes`] is the memory that
+//! the search takes.
 
 use super::product::{product, product_bytes};
 use moec_profile::inputs::SecondMoments;
 use nalgebra::{DMatrix, SymmetricEigen};
 
-/// Vectors beyond those that are requested: what is near the border converges slowly.
+/// Vectors beyond those that are requested: vectors near the last one converge slowly.
 const OVERSAMPLING: usize = 8;
-/// Turns of the iteration.
+/// Number of iterations.
 const TURNS: usize = 12;
-/// Most steps of the eigenvalues of the small matrix, for each of its rows.
+/// Limit of the steps for the eigenvalues of the small matrix, for each of its rows.
 const STEPS: usize = 100;
 
-/// Matrices of low rank that stand for gates.
+/// Matrices of low rank that approximate gates.
 pub struct Factors {
     /// `U`, column after column of `inter` numbers.
     pub left: Vec<f64>,
@@ -27,21 +29,23 @@ pub struct Factors {
     pub right: Vec<f64>,
 }
 
-/// Vectors that are iterated for `rank` of them.
+/// Number of vectors in the iteration for a result of `rank`.
 fn wide(inter: usize, hidden: usize, rank: usize) -> usize {
     (rank + OVERSAMPLING).min(inter).min(hidden)
 }
 
-/// Most bytes that [`factors`] takes, beside the gates: they grow with the sides of the matrix, not with their squares.
+/// Largest number of bytes that [`factors`] takes, without the gates: it grows with the sides of the matrix,
+/// not their squares.
 pub fn bytes(inter: usize, hidden: usize, rank: usize) -> usize {
     let wide = wide(inter, hidden, rank);
-    // The vectors of the larger side, before and after they are made orthonormal, and what a product takes for them.
+    // The vectors of the larger side, before and after orthonormalisation, and the memory of a product for
+    // them.
     let most = inter.max(hidden);
     3 * size_of::<f64>() * wide * (most + hidden + wide) + product_bytes(most, most, wide)
 }
 
-/// The factors of gates `[inter, hidden]` for inputs with these moments; those of the largest eigenvalues first. `None` for numbers that
-/// are not finite.
+/// The factors of gates `[inter, hidden]` for inputs with these moments, by descending eigenvalues. `None` if
+/// numbers are not finite.
 pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usize) -> Option<Factors> {
     let inter = gates.len() / hidden;
     let wide = wide(inter, hidden, rank);
@@ -57,7 +61,7 @@ pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usiz
         blocks.flatten().collect::<Vec<f64>>()
     };
     let mut basis = orthonormal(&start(hidden, wide), wide);
-    // All of the space needs no search.
+    // No search is needed if the vectors span the whole space.
     for _ in 0..if wide < inter.min(hidden) { TURNS } else { 0 } {
         let image = by_gates(&basis);
         let image = back(&image);
@@ -82,7 +86,7 @@ pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usiz
         .then(|| Factors { left: left.as_slice().to_vec(), right: right.as_slice().to_vec() })
 }
 
-/// Vectors to begin with, `[n, count]`, which have nothing to do with the matrix, and are the same every time.
+/// Initial vectors, `[n, count]`: independent of the matrix, and the same every time.
 fn start(n: usize, count: usize) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -94,7 +98,7 @@ fn start(n: usize, count: usize) -> Vec<f64> {
     (0..n * count).map(|_| next()).collect()
 }
 
-/// An orthonormal basis of what the columns of `[n, wide]` span.
+/// An orthonormal basis of the span of the columns of `[n, wide]`.
 fn orthonormal(vectors: &[f64], wide: usize) -> Vec<f64> {
     let basis = DMatrix::from_row_slice(vectors.len() / wide, wide, vectors).qr().q();
     basis.transpose().as_slice().to_vec()
@@ -104,7 +108,7 @@ fn orthonormal(vectors: &[f64], wide: usize) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    /// Gates `Σ σᵢ uᵢ vᵢᵀ` of orthonormal vectors; with moments of 1 their factors are these.
+    /// Gates `Σ σᵢ uᵢ vᵢᵀ` of orthonormal vectors; with moments of 1 these are their factors.
     fn of(left: &[f64], right: &[f64], hidden: usize, values: &[f64]) -> Vec<f32> {
         let wide = values.len();
         let number = |i: usize, k: usize| -> f64 {
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_largest_come_first_and_are_those_that_were_put_in() {
-        // In a space that is searched, and in one that is taken whole; with either side the longer one.
+        // For a space that is searched and one that is taken whole, and for either side as the longer one.
         for (inter, hidden, rank) in [(60, 40, 5), (40, 60, 5), (12, 10, 6)] {
             let wide = inter.min(hidden);
             let values: Vec<f64> = (0..wide).map(|i| 0.75_f64.powi(i as i32)).collect();
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn channels_with_more_energy_come_first() {
-        // Two neurons that read a channel each: the second one's channel is the larger.
+        // Two neurons that read one channel each: the channel of the second is larger.
         let gates = [1.0, 0.0, 0.0, 1.0];
         let found = factors(&gates, 2, &SecondMoments::diagonal(&[1.0, 9.0]), 1).unwrap();
         assert!(found.left[0].abs() < 1e-6 && (found.left[1].abs() - 1.0).abs() < 1e-6, "{:?}", found.left);
@@ -146,7 +150,7 @@ mod tests {
     fn gates_of_fewer_dimensions_than_vectors_are_no_fault() {
         let gates: Vec<f32> = (0..12 * 20).map(|i| ((i / 20 + 1) * (i % 20 + 1)) as f32).collect();
         let found = factors(&gates, 20, &SecondMoments::diagonal(&[1.0; 20]), 4).unwrap();
-        // The first factor alone gives the gates again.
+        // The first factor alone reproduces the gates.
         for (i, gate) in gates.iter().enumerate() {
             let said = found.left[i / 20] * found.right[i % 20];
             assert!((said - f64::from(*gate)).abs() < 1e-3, "{said} for {gate}");

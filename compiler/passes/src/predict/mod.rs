@@ -1,16 +1,19 @@
-//! After `cluster`: few rows query a predictor for the active neurons before gates are applied (PowerInfer-2, §2.2, §4.1.2 and §5).
+//! Predictors of active neurons, after `cluster`: calls of few rows query one before they apply gates
+//! (PowerInfer-2, §2.2, §4.1.2 and §5).
 //!
-//! Where experts lie by neurons every gate is read, or an int8 bound of it, to know which neurons are active. A predictor says so for fewer bytes, and
-//! errs: a neuron it takes to be active has its gate computed first, so that a needless call costs a gate; a missed one is lost. So
-//! results change, and nothing is done unless `predict` under `[experts]` requests it.
+//! If experts are stored by neurons, every gate, or an int8 bound of it, is read to find the active neurons.
+//! A predictor finds them with fewer bytes, but makes errors. The gate of every predicted neuron is computed
+//! first, so that a false positive costs only a gate; a false negative loses the neuron. So results change,
+//! and there are no predictors unless `predict` under `[experts]` requests them.
 //!
 //! ```text
 //! y = neuron_ffn(x, table, neurons)   →   y = neuron_ffn(x, table, neurons, right, left, margin) {predict = low_rank}
 //!                                         y = neuron_ffn(x, table, neurons, codes, margin) {predict = coarse}
 //! ```
 //!
-//! Predictors are trained here, on what the profile kept of the inputs of experts ([`moec_profile::inputs`]); there are two
-//! kinds, and of low rank as many as ranks are tried. What each of them misses, calls and reads stands in `decisions.json`.
+//! Predictors are trained here on the inputs of experts that the profile kept ([`moec_profile::inputs`]).
+//! There are two kinds; of low rank, several ranks are tried. `decisions.json` has the recall, predicted
+//! share and bytes of each.
 
 pub mod low_rank;
 mod product;
@@ -31,7 +34,7 @@ use std::collections::BTreeMap;
 pub use train::bytes as training_bytes;
 use train::{CODES, FACTORS, Kind, Neurons, Tried};
 
-/// Predictors of a layer's neurons, and the one that is taken.
+/// Predictors of a layer's neurons, and the chosen one.
 pub struct Layer {
     number: u32,
     weight: WeightId,
@@ -41,11 +44,11 @@ pub struct Layer {
     why: String,
 }
 
-/// Shape that bytes follow from.
+/// Shape that determines the bytes read.
 #[derive(Clone, Copy)]
 struct Shape {
     experts: usize,
-    /// Of a token.
+    /// Experts per token.
     k: usize,
     inter: usize,
     hidden: usize,
@@ -54,12 +57,13 @@ struct Shape {
 }
 
 impl Shape {
-    /// Bytes of a row of `cols` numbers that lies by itself.
+    /// Bytes of a row of `cols` numbers that is stored separately.
     const fn row(format: Format, cols: usize) -> usize {
         Bundle { format, hidden: cols, gate_bound: false }.part_bytes()
     }
 
-    /// Bytes that a token reads of a layer where every gate is applied, or every gate bound, as if these proved all that is true.
+    /// Bytes that a token reads of a layer that applies every gate, or every gate bound, if the bounds had no
+    /// false positives.
     fn exact(&self, active: f64) -> f64 {
         let bundle = Bundle { format: self.format, hidden: self.hidden, gate_bound: self.gate_bound };
         let (part, all) = (bundle.part_bytes() as f64, (self.k * self.inter) as f64);
@@ -82,7 +86,8 @@ impl Shape {
             }
     }
 
-    /// Bytes that a token reads with a predictor: all of it, gates of the neurons it takes to be active, up and down of those that are.
+    /// Bytes that a token reads with a predictor: all of it, gates of the predicted neurons, up and down of
+    /// the active ones.
     fn predicted(&self, tried: &Tried, active: f64) -> f64 {
         let (part, all) = (Self::row(self.format, self.hidden) as f64, (self.k * self.inter) as f64);
         (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * active * tried.recall)
@@ -94,7 +99,8 @@ impl Layer {
         self.shape.predicted(tried, self.trained.active)
     }
 
-    /// Takes what reads least of the kinds that are wanted: `auto` only where that is less than gates take.
+    /// Chooses the predictor that reads least, of the requested kinds; `auto` requires that it reads less
+    /// than gates do.
     fn choose(&mut self, wanted: Predict) {
         let kinds = |t: &Tried| match wanted {
             Predict::Off => false,
@@ -116,7 +122,7 @@ impl Layer {
         };
     }
 
-    /// For `decisions.json`.
+    /// The decision for `decisions.json`.
     pub fn decision(&self) -> Decision {
         let Self { shape, trained, .. } = self;
         let chosen = self.chosen.and_then(|at| trained.tried.get(at));
@@ -153,17 +159,17 @@ impl Layer {
         })
     }
 
-    /// Whether a predictor is taken.
+    /// True if a predictor is chosen.
     pub fn is_on(&self) -> bool {
         self.chosen.is_some()
     }
 
-    /// Takes none.
+    /// Discards the chosen predictor.
     pub fn give_up(&mut self, why: &str) {
         (self.chosen, self.why) = (None, why.to_owned());
     }
 
-    /// Declares the weights of what is taken, in the order of the operator.
+    /// Declares the weights of the chosen predictor, in the order of the operator.
     fn declare(&self, module: &mut Module, trained: &mut Trained) -> Option<(Predictor, Vec<WeightId>)> {
         let tried = self.trained.tried.get(self.chosen?)?;
         let Shape { experts, inter, hidden, .. } = self.shape;
@@ -214,7 +220,7 @@ impl Layer {
     }
 }
 
-/// No predictor: gates, or their int8 bounds, tell which neurons are active.
+/// No predictor: gates, or their int8 bounds, determine the active neurons.
 const OFF: &str = "off";
 
 /// `low-rank 32` or `coarse`.
@@ -225,8 +231,8 @@ fn name(kind: Kind) -> String {
     }
 }
 
-/// Neurons that a node computes, of the layer that it belongs to: those that are active past a border. Below a threshold of SiLU
-/// they are active on both sides of inactive ones.
+/// Layer, gate function and weight of a node whose neurons are active past a border; `None` for other nodes.
+/// With a threshold on SiLU, neurons are active on both sides of the inactive ones.
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
         (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
@@ -238,18 +244,18 @@ fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     }
 }
 
-/// Rows of a node, and experts of each.
+/// Rows of a node, and experts of each row.
 fn rows(graph: &Graph, node: &Node) -> Option<(usize, usize)> {
     let (&Operand::Value(x), &out) = (node.inputs.first()?, node.outputs.first()?) else { return None };
     let rows = graph.ty(x).rows();
     Some((rows, graph.ty(out).rows() / rows.max(1)))
 }
 
-/// Trains predictors for every layer whose experts lie by neurons in memory, and chooses. Layers of whose input the profile kept
-/// nothing are left out.
+/// Trains predictors for every layer whose experts are stored by neurons in memory, and chooses one for each.
+/// Layers without recorded inputs are left out.
 ///
 /// # Errors
-/// Weights that cannot be read, an interrupt.
+/// Fails if weights cannot be read, or on an interrupt.
 pub fn choose(
     module: &Module,
     wanted: &ExpertsConfig,
@@ -284,7 +290,7 @@ pub fn choose(
     Ok(found.into_values().collect())
 }
 
-/// Has nodes query the predictors that were taken; `which` says of how many rows these are.
+/// Makes nodes query the chosen predictors; `which` selects nodes by their rows.
 pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which: impl Fn(usize) -> bool) {
     let mut declared = BTreeMap::new();
     for layer in layers {
@@ -304,7 +310,7 @@ pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which
     crate::rewrite::drop_unused_weights(module);
 }
 
-/// Error where a predictor is required and there are no neurons to predict.
+/// Error for required predictors without neurons to predict.
 pub fn nothing_to_predict(wanted: Predict) -> Error {
     Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", wanted.name()))
         .because(

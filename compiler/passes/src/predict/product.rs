@@ -1,12 +1,14 @@
-//! Matrix products whose sums have one order on every host.
+//! Matrix products whose sums have the same order on every host.
 //!
-//! Linear algebra crates choose instructions at run time: with another CPU they round differently, and a build would write other
-//! bytes. These products are the slow part of training, so they are tiled by hand; what is small is left to a crate.
+//! Linear algebra crates choose instructions at run time. On another CPU they round differently, and a build
+//! would write different bytes. These products take most of the training time, so they are tiled by hand; a
+//! crate computes the small ones.
 
-/// Rows and columns whose sums are held in registers at once.
+/// Rows and columns whose sums are in registers at once.
 const TILE: usize = 4;
 
-/// A matrix `[rows, cols]` times `right` `[cols, wide]`, both row by row: `[rows, wide]`. `left` gives the number at a row and column.
+/// Product of a matrix `[rows, cols]` and `right` `[cols, wide]`, both row-major: `[rows, wide]`. `left`
+/// returns the number at a row and column.
 pub(crate) fn product(
     rows: usize,
     cols: usize,
@@ -14,7 +16,7 @@ pub(crate) fn product(
     right: &[f64],
     wide: usize,
 ) -> Vec<f64> {
-    // Tiles of columns one after the other; the last is filled up with 0.
+    // One tile of columns after the other; the last is padded with 0.
     let tile = |at: usize| {
         let cells = right.chunks_exact(wide.max(1)).map(move |row| {
             let mut cell = [0.0; TILE];
@@ -47,7 +49,7 @@ pub(crate) fn product(
     out
 }
 
-/// Bytes that [`product`] takes beside its arguments.
+/// Bytes that [`product`] takes besides its arguments.
 pub(crate) const fn product_bytes(rows: usize, cols: usize, wide: usize) -> usize {
     let number = size_of::<f64>();
     number * (cols * wide.next_multiple_of(TILE) + rows * wide + cols * TILE)

@@ -1,9 +1,9 @@
-//! Trains predictors of a layer's neurons on the rows of a profile, and counts what they miss on rows that they have not seen.
+//! Trains predictors of a layer's neurons on the rows of a profile, and counts their misses on other rows.
 //!
-//! A predictor takes a neuron to be active where what it says of the gate is past the border less `κ` of its standard errors. The errors
-//! and `κ` are of every other row, so that of the neurons that these rows activate the wished share is found; recall and the share that is
-//! taken to be active are counted on the others. Rows are of a layer: which experts its router chose for them is not in a profile,
-//! so that every row is computed by every expert.
+//! A neuron is predicted to be active if its predicted gate exceeds the border less `κ` standard errors. The
+//! errors and `κ` are fitted on every other row, so that the requested share of the active neurons is found
+//! there. Recall and the predicted share are counted on the other rows. Rows belong to a layer: a profile
+//! does not record which experts its router chose for them, so that every expert computes every row.
 
 use super::low_rank;
 use half::bf16;
@@ -22,17 +22,17 @@ pub(super) const CODES: Format = Format::Q4;
 pub(super) const FACTORS: Format = Format::Bf16;
 /// Ranks that are tried.
 pub(super) const RANKS: [usize; 6] = [8, 16, 32, 64, 128, 256];
-/// Neurons whose codes are held at once.
+/// Neurons whose codes are in memory at once.
 const NEURONS: usize = 64;
-/// Most bytes that experts take that are trained at once, unless a single one takes more.
+/// Largest number of bytes for experts that are trained at once, unless a single one takes more.
 const MOST_BYTES: usize = 2 << 30;
 
-/// Most bytes that the training of one expert takes, of `rows` rows: a few copies of its gates' sides, of what is said of each row, and
-/// the gates once.
+/// Largest number of bytes that training one expert on `rows` rows takes. These are a few copies of its
+/// gates' sides, the predictions of each row, and the gates once.
 pub fn bytes(inter: usize, hidden: usize, rows: usize) -> usize {
     let (number, rank) = (size_of::<f32>(), ranks(inter, hidden).max().unwrap_or(0));
     let gates = number * inter * hidden;
-    // Exact and said, and of every kind how far neurons are from the border.
+    // Exact and predicted gates, and for every kind the distance of neurons from the border.
     let kinds = RANKS.len() + 1;
     let said = number * rows * (2 * inter + rank) + kinds * 2 * number * (rows + 1) * inter;
     let factors = 2 * number * rank * (inter + hidden);
@@ -59,43 +59,44 @@ pub(super) struct Neurons<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) predictor: Predictor,
-    /// Of [`Predictor::LowRank`].
+    /// Rank of [`Predictor::LowRank`].
     pub(super) rank: usize,
 }
 
-/// A predictor of all experts, trained.
+/// A trained predictor of all experts.
 pub(super) struct Tried {
     pub(super) kind: Kind,
-    /// Standard errors that the border is lower by.
+    /// Standard errors that are subtracted from the border.
     pub(super) kappa: f64,
-    /// Of the neurons that rows activate, those that are found: on rows that nothing was fitted to.
+    /// Share of the active neurons that are found, on rows outside of the fit.
     pub(super) recall: f64,
-    /// Of all neurons, those that are taken to be active there.
+    /// Share of all neurons that are predicted to be active there.
     pub(super) predicted: f64,
-    /// `[experts, inter]`: what is added to what is said.
+    /// `[experts, inter]`: added to the predicted gates.
     pub(super) margins: Vec<f32>,
 }
 
 /// All predictors of a layer.
 pub(super) struct Trained {
-    /// Share of neurons that rows activate, of those that nothing was fitted to.
+    /// Share of active neurons, on rows outside of the fit.
     pub(super) active: f64,
-    /// Rows that were fitted to, and rows that were counted.
+    /// Numbers of rows in the fit, and of rows for counting.
     pub(super) rows: [usize; 2],
     pub(super) tried: Vec<Tried>,
     /// By expert, of the largest rank: `left` `[inter, rank]` by columns, `right` `[rank, hidden]` by rows.
     pub(super) factors: Vec<Factors>,
 }
 
-/// `left` column after column, `right` row after row: the first of both are the matrices of any smaller rank.
+/// Factors: `left` column after column, `right` row after row. The first of both are the matrices of any
+/// smaller rank.
 #[derive(Clone, Default)]
 pub(super) struct Factors {
     pub(super) left: Vec<f32>,
     pub(super) right: Vec<f32>,
 }
 
-/// Statistics of one expert for a kind: of the neurons that rows activate, and of the others, how many standard errors below the border the
-/// predictor puts them.
+/// Statistics of one expert for a kind. `errors` are the standard errors of neurons; the others are numbers
+/// of standard errors by which predictions are below the border.
 #[derive(Default)]
 struct MarginSamples {
     errors: Vec<f32>,
@@ -104,7 +105,7 @@ struct MarginSamples {
     inactive: Vec<f32>,
 }
 
-/// Whether a gate activates its neuron, as [`moec_ir::Op::NeuronFfn`] has it.
+/// True if a gate activates its neuron, as in [`moec_ir::Op::NeuronFfn`].
 fn wakes(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::FatRelu { threshold } => gate >= threshold,
@@ -112,7 +113,7 @@ fn wakes(glu: Glu, gate: f32) -> bool {
     }
 }
 
-/// The gate from which on neurons are active.
+/// The smallest gate of an active neuron.
 fn border(glu: Glu) -> f32 {
     match glu {
         Glu::FatRelu { threshold } => threshold,
@@ -120,10 +121,11 @@ fn border(glu: Glu) -> f32 {
     }
 }
 
-/// Trains all kinds whose weights are smaller than the gates; `recall` is the share of active neurons that they are to find.
+/// Trains all kinds whose weights are smaller than the gates; `recall` is the share of active neurons that
+/// they must find.
 ///
 /// # Errors
-/// Weights that cannot be read, an interrupt.
+/// Fails if weights cannot be read, or on an interrupt.
 pub(super) fn train(
     of: &Neurons<'_>,
     input: &Input<'_>,
@@ -167,14 +169,14 @@ pub(super) fn train(
     Ok(Trained { active: share(active, all), rows: halves, tried: tried.collect(), factors })
 }
 
-/// The least number that such a share of all is below.
+/// The least number that exceeds this share of all.
 fn quantile(of: &mut [f32], share: f64) -> f64 {
     if of.is_empty() {
         return 0.0;
     }
     of.sort_unstable_by(f32::total_cmp);
     let at = ((share * of.len() as f64).ceil() as usize).clamp(1, of.len()) - 1;
-    // Above it, and be it by a rounding.
+    // Above that value, by one rounding step.
     f64::from(of[at].next_up())
 }
 
@@ -220,7 +222,7 @@ fn expert(
     Ok((factors, seen))
 }
 
-/// Predicted gates once their numbers are rounded to codes.
+/// Predicted gates with numbers rounded to codes.
 fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
     let mut said = vec![0.0; rows.len() / of.hidden * of.inter];
     for (i, gates) in gates.chunks(NEURONS * of.hidden).enumerate() {
@@ -235,7 +237,7 @@ fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
     said
 }
 
-/// Prediction of the first `used` of `rank` factors: `small` are rows times all of `right`.
+/// Predicted gates of the first `used` of `rank` factors; `small` is the product of rows and all of `right`.
 fn by_factors(of: &Neurons<'_>, factors: &Factors, small: &[f32], [rank, used]: [usize; 2]) -> Vec<f32> {
     let row = |t: &[f32]| {
         let mut sums = vec![0.0; of.inter];
@@ -247,10 +249,10 @@ fn by_factors(of: &Neurons<'_>, factors: &Factors, small: &[f32], [rank, used]: 
     small.chunks_exact(rank.max(1)).flat_map(row).collect()
 }
 
-/// The matrices of low rank that stand for gates on such an input, rounded as they are stored.
+/// The matrices of low rank that approximate gates on such an input, rounded as they are stored.
 ///
 /// # Errors
-/// Numbers that are not finite.
+/// Fails if numbers are not finite.
 fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: usize) -> Result<Factors> {
     if rank == 0 {
         return Ok(Factors::default());
@@ -265,7 +267,7 @@ fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: u
     Ok(Factors { left: round(found.left), right: round(found.right) })
 }
 
-/// Compares what is said of gates with what they are, `[rows, inter]` both.
+/// Compares predicted with exact gates, `[rows, inter]` both.
 fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> MarginSamples {
     let (inter, border) = (of.inter, border(of.glu));
     let rows = || exact.chunks_exact(inter).zip(said.chunks_exact(inter)).enumerate();
@@ -276,7 +278,7 @@ fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> MarginSamples {
         let off = exact.iter().zip(said).map(|(a, b)| f64::from(a - b).powi(2));
         squares.iter_mut().zip(off).for_each(|(sum, x)| *sum += x);
     }
-    // Where nothing is wrong a rounding still may be.
+    // An error of 0 would exclude differences by rounding.
     let least = f64::from(f32::MIN_POSITIVE).sqrt();
     let error = |sum: &f64| (sum / f64::from(fitted.max(1))).sqrt().max(least) as f32;
     let errors: Vec<f32> = squares.iter().map(error).collect();
@@ -296,7 +298,7 @@ fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> MarginSamples {
     seen
 }
 
-/// `of(0), …, of(n − 1)`, at most so many at once, on as many cores; the first error is that of all.
+/// Computes `of(0), …, of(n − 1)` on as many cores, at most `at_once` at once; the first error is returned.
 fn in_parallel<T: Send>(n: usize, at_once: usize, of: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let next = AtomicUsize::new(0);
     let found: Mutex<Vec<(usize, Result<T>)>> = Mutex::new(Vec::new());

@@ -1,4 +1,4 @@
-//! The Graph as egg sees it: operators that rules speak about by name, everything else opaque.
+//! The Graph as an egg language: operators that rules name, and all others opaque.
 //!
 //! Attributes are leaves, so that a rule can bind and compare them. Numbers live in tables of
 //! [`Facts`], never in global interners: the same input gives the same e-graph in every process.
@@ -63,7 +63,7 @@ impl FromStr for Opaque {
 }
 
 define_language! {
-    /// One e-node; its children stand beside each variant.
+    /// One e-node; its children are listed with each variant.
     #[allow(missing_docs, reason = "each variant is the operator of its name")]
     pub enum Moe {
         "linear" = Linear([Id; 2]),               // x, w
@@ -102,7 +102,7 @@ pub enum Attr {
         eps: f32,
         /// Groups of channels.
         groups: usize,
-        /// Whether every reader of the norm can take its scale into exact f32 weights.
+        /// True if every reader of the norm can take its scale into exact f32 weights.
         foldable: bool,
     },
     /// Factor of a scale.
@@ -120,7 +120,7 @@ pub enum Attr {
     },
     /// Heads of a concat or of a linear layer head by head.
     Heads(usize),
-    /// A GLU that is no plain `act(gate) · up`.
+    /// A GLU other than plain `act(gate) · up`.
     Glu(Glu),
 }
 
@@ -146,7 +146,7 @@ impl Fact {
     }
 }
 
-/// The analysis: tables after the leaves, and shapes.
+/// The analysis: tables of the leaves, and shapes.
 #[derive(Default)]
 pub struct Facts {
     /// Attributes.
@@ -168,7 +168,7 @@ impl Facts {
     }
 }
 
-/// Name of the operator of the Graph that an e-node becomes; empty for leaves and weight expressions.
+/// Name of the Graph operator that an e-node becomes; empty for leaves and weight expressions.
 pub fn op_name(egraph: &EGraph<Moe, Facts>, enode: &Moe) -> &'static str {
     match enode {
         Moe::Linear(_) | Moe::LinearBias(_) => "linear",
@@ -197,7 +197,7 @@ pub fn op_name(egraph: &EGraph<Moe, Facts>, enode: &Moe) -> &'static str {
     }
 }
 
-/// The attribute that a class stands for.
+/// The attribute of a class of attribute leaves.
 pub fn attr_of(egraph: &EGraph<Moe, Facts>, id: Id) -> Option<Attr> {
     egraph[id].data.attr.map(|i| egraph.analysis.attrs[i as usize].clone())
 }

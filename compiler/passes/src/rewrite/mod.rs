@@ -1,7 +1,8 @@
 //! Pass `rewrite`: equality saturation over each block of the model (egg, Willsey et al., POPL 2021).
 //!
-//! Every region gets its own e-graph, all rules of a table run to saturation, and what operators cost on the CPU picks
-//! one form of each value. Limits are counts, never times, so that a build is reproducible.
+//! Every region gets its own e-graph, and all rules of a table run to saturation. The costs of operators on
+//! the CPU then select one form of each value. Limits are counts, never times, so that a build is
+//! reproducible.
 
 pub mod language;
 mod region;
@@ -16,9 +17,9 @@ use row::Rule;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// Most iterations of saturation per region; blocks of real models need four or five.
+/// Limit of the iterations of saturation per region; blocks of real models need four or five.
 const ITERATIONS: usize = 16;
-/// Most e-nodes per region.
+/// Limit of the e-nodes per region.
 const NODES: usize = 20_000;
 
 /// Number of times that each rule changed a region.
@@ -27,15 +28,15 @@ pub type Applied = BTreeMap<String, usize>;
 /// Costs of operators on a unit.
 #[derive(Clone, Copy)]
 pub struct Costs<'a> {
-    /// Whether the unit runs an operator, by its name in the Graph.
+    /// True if the unit runs an operator, by its name in the Graph.
     pub legal: &'a dyn Fn(&str) -> bool,
     /// Cost of an operator's launch in element moves.
     pub launch: f64,
 }
 
-/// Rules that run, and costs of operators.
+/// Rules to run, and costs of operators.
 pub struct Options<'a> {
-    /// Keeps a rule; `None` keeps all. Tests bisect with it.
+    /// Filter of rules; `None` keeps all. Tests bisect with it.
     pub keep: Option<&'a dyn Fn(&str) -> bool>,
     /// Costs of operators on the CPU.
     pub costs: Costs<'a>,
@@ -44,7 +45,7 @@ pub struct Options<'a> {
 /// Rewrites every entry point of `module`.
 ///
 /// # Errors
-/// Only our bugs: a rule that makes an ill-typed node.
+/// A bug of the compiler: a rule that makes an ill-typed node.
 pub fn rewrite(module: &mut Module, options: &Options<'_>) -> Result<Applied> {
     let rules: Vec<_> = rules::all()
         .into_iter()

@@ -1,6 +1,7 @@
-//! One region of a graph to an e-graph and back.
+//! Conversion of one region of a graph to an e-graph and back.
 //!
-//! A region is a run of nodes of one scope (an attention block, a feed-forward block). What crosses its border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
+//! A region is a run of nodes of one scope (an attention block, a feed-forward block). Values that cross its
+//! border are leaves. So an e-graph stays small, and its greedy extraction compares only local costs.
 
 use super::Costs;
 use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
@@ -136,8 +137,8 @@ impl Region {
     }
 }
 
-/// Whether every reader of a norm's value is in the region and can take its scale into f32 weights. The table of embeddings
-/// stays what it is: a head with a scale of its own would be a second table.
+/// True if every reader of a norm's value is in the region and can take its scale into f32 weights. The
+/// embedding table is never scaled: a head with its own scale would need a second table.
 fn folds(module: &Module, graph: &Graph, nodes: &[&Node], norm: &Node) -> bool {
     let value = Operand::Value(norm.outputs[0]);
     let is_table =
@@ -164,18 +165,18 @@ fn folds(module: &Module, graph: &Graph, nodes: &[&Node], norm: &Node) -> bool {
 pub(super) struct Rebuild<'r, 'b, 'm, C: egg::CostFunction<Moe>> {
     /// Region.
     pub(super) region: &'r Region,
-    /// Choice.
+    /// Extraction of the cheapest form.
     pub(super) extractor: Extractor<'r, C, Moe, Facts>,
     /// Builder of the nodes.
     pub(super) builder: &'b mut GraphBuilder<'m>,
-    /// New value of every old one from outside.
+    /// New values of the old ones from outside the region.
     pub(super) outside: &'b HashMap<ValueId, ValueId>,
-    /// Operands that classes have become.
+    /// Operands of the classes that are already rebuilt.
     pub(super) memo: HashMap<Id, Vec<Operand>>,
 }
 
 impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
-    /// The operand that stands for a class.
+    /// The operand of a class.
     pub(super) fn operand(&mut self, id: Id) -> Result<Operand> {
         let all = self.operands(id)?;
         all.first().copied().ok_or_else(|| Error::bug("an operator without result was rewritten"))
@@ -272,7 +273,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
         Ok(vec![id.map_err(|e| Error::bug("a rewritten weight clashes").because(e))?.into()])
     }
 
-    /// `a` above `b`: output channels joined (the last axis of a bias).
+    /// Output channels of `a`, then those of `b` (the last axis of a bias).
     fn joined_weight(&mut self, a: Id, b: Id) -> Result<Vec<Operand>> {
         let (a, b) = (self.weight(a)?, self.weight(b)?);
         let axis = if a.shape.len() == 1 { Axis::Cols } else { Axis::Rows };
@@ -286,7 +287,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
         self.declare(Weight { name, shape, class: a.class, format: a.format, expr })
     }
 
-    /// `w` with column `c` times `s[c]`.
+    /// `w` with column `c` multiplied by `s[c]`.
     fn scaled_weight(&mut self, w: Id, s: Id) -> Result<Vec<Operand>> {
         let (w, s) = (self.weight(w)?, self.weight(s)?);
         let expr = WeightExpr::ScaleCols { of: Box::new(w.expr), by: Box::new(s.expr) };
@@ -294,8 +295,8 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
     }
 }
 
-/// Cost of an e-node in element moves: what it reads and writes, plus a launch. Weight expressions
-/// cost nothing at run time, and what the unit does not run costs without end.
+/// Cost of an e-node in element moves: its reads and writes, plus a launch. Weight expressions cost nothing
+/// at run time, and operators that the unit does not run have infinite cost.
 pub(super) struct Traffic<'a> {
     /// E-graph.
     pub(super) egraph: &'a EGraph<Moe, Facts>,

@@ -6,7 +6,7 @@ use egg::{Applier, EGraph, Id, PatternAst, Rewrite, Subst, Symbol, Var};
 pub(super) type Rule = Rewrite<Moe, Facts>;
 pub(super) type Graph = EGraph<Moe, Facts>;
 
-/// A rule with the equation that it stands for.
+/// A rule with its equation.
 pub struct Row {
     /// Rule.
     pub rule: Rule,
@@ -21,13 +21,13 @@ pub(super) fn row(equation: &'static str, rule: Rule) -> Row {
 
 /// A variable of a rule.
 pub(super) fn var(name: &str) -> Var {
-    // Every name stands as a literal in the tables of rules.
+    // Every name is a literal in the tables of rules.
     #[expect(clippy::unwrap_used, reason = "variable names are literals of the rule table")]
     name.parse().unwrap()
 }
 
-/// The right side of a rule that a function builds: from the class of the left side and what its variables stand for to the
-/// node that equals it; `None` where the rule does not apply.
+/// The right side of a rule, built by a function. Its arguments are the class of the left side and its
+/// variables; it returns the equal node, or `None` if the rule does not apply.
 pub(super) struct Build<F>(pub(super) F);
 
 impl<F: Fn(&mut Graph, Id, &Subst) -> Option<Id>> Applier<Moe, Facts> for Build<F> {

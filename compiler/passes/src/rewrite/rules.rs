@@ -1,7 +1,7 @@
 //! The rewrite rules, one per line, each under its equation.
 //!
-//! Rules for rules: they are directional; the right side is never worse than the left on any target
-//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition.
+//! Rules are directional, and the right side is never worse than the left on any target that runs it. No rule
+//! swaps operands. A rule that changes rounding says so in its condition.
 
 use super::language::{Atom, Attr, Facts, Moe, attr_of};
 pub use super::row::Row;
@@ -30,7 +30,7 @@ pub fn all() -> Vec<Row> {
                 => "(linear_glu_bias ?k ?x (w_rows ?g ?u) (w_rows ?bg ?bu))"
                 if same_storage("?g", "?u"))),
 
-        // The scale of a norm goes into the weights after it, exact only while they are stored in f32.
+        // The scale of a norm goes into the weights after it; that is exact only if they are stored in f32.
         row("rms_norm(x, w) = rms_norm(x, 1) · w, where every reader can fold w",
             rewrite!("norm-split"; "(rms_norm ?a ?x ?w)" => "(scale_cols (rms_unit ?a ?x) ?w)" if foldable("?a"))),
         row("(x · s) Wᵀ = x (W · s)ᵀ",
@@ -75,19 +75,19 @@ pub fn all() -> Vec<Row> {
     ]
 }
 
-/// Both operands have as many columns: no broadcast is fused away.
+/// Condition that both operands have equally many columns: no broadcast is fused away.
 fn same_cols(a: &str, b: &str) -> impl Condition<Moe, Facts> {
     let (a, b) = (var(a), var(b));
     move |g: &mut Graph, _: Id, s: &Subst| g[s[a]].data.shape == g[s[b]].data.shape
 }
 
-/// Both weights are stored alike.
+/// Condition that both weights have the same format and class.
 fn same_storage(a: &str, b: &str) -> impl Condition<Moe, Facts> {
     let (a, b) = (var(a), var(b));
     move |g: &mut Graph, _: Id, s: &Subst| g[s[a]].data.storage == g[s[b]].data.storage
 }
 
-/// The weight is stored in f32, so that scaling it rounds no more than scaling the activation.
+/// Condition that the weight is stored in f32, so that scaling it rounds no more than scaling the activation.
 fn exact(w: &str) -> impl Condition<Moe, Facts> {
     let w = var(w);
     move |g: &mut Graph, _: Id, s: &Subst| matches!(g[s[w]].data.storage, Some((Format::F32, _)))
@@ -102,7 +102,7 @@ fn foldable(a: &str) -> impl Condition<Moe, Facts> {
     attr_is(a, |a| matches!(a, Attr::Rms { foldable: true, .. }))
 }
 
-/// The slice keeps every channel of `x`.
+/// Condition that the slice keeps every channel of `x`.
 fn whole(a: &str, x: &str) -> impl Condition<Moe, Facts> {
     let (a, x) = (var(a), var(x));
     move |g: &mut Graph, _: Id, s: &Subst| match attr_of(g, s[a]) {
@@ -159,7 +159,7 @@ fn concat_slices(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
     adjoin.then(|| add_slice(g, heads, sa, la + lb, s[var("?x")]))
 }
 
-/// The GLU that a kind leaf stands for.
+/// The GLU of a kind leaf.
 pub fn glu_of(egraph: &Graph, id: Id) -> Option<Glu> {
     if let Some(Attr::Glu(glu)) = attr_of(egraph, id) {
         return Some(glu);
@@ -170,7 +170,7 @@ pub fn glu_of(egraph: &Graph, id: Id) -> Option<Glu> {
     })
 }
 
-/// The activation that a kind leaf stands for.
+/// The activation of a kind leaf.
 pub fn activation_of(egraph: &Graph, id: Id) -> Option<Activation> {
     egraph[id].nodes.iter().find_map(|n| match n {
         Moe::Atom(Atom::Kind(k)) => Some(*k),

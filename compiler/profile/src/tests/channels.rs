@@ -1,4 +1,4 @@
-//! Importance of channels, through expressions of weights.
+//! Tests of the importance of channels, through expressions of weights.
 
 use super::*;
 use crate::importance::{ENOUGH, too_few};
@@ -32,7 +32,7 @@ fn weight(name: &str, expr: WeightExpr) -> Weight {
     Weight { name: name.into(), shape, class: WeightClass::Attention, format: Format::F32, expr }
 }
 
-/// Two matrices with one input, of mean squares 3 and 1, and two experts of which one saw little.
+/// Two matrices with one input, of mean squares 3 and 1, and two experts, one of them with few tokens.
 fn profile() -> Profile {
     let seen = |tokens: &[u64], sums: &[f32]| Moments::from_sums(2, tokens.to_vec(), sums).unwrap();
     let weights = [
@@ -82,7 +82,7 @@ fn follow_the_expression_of_a_rewritten_weight() {
     let wide = WeightExpr::Concat { axis: Axis::Cols, of: vec![gate.clone(), up] };
     near(&of(wide), &[1.5, 0.5, 1.5, 0.5]);
     let by = Box::new(WeightExpr::Const(vec![1.0, 0.5]));
-    // The input of the scaled matrix is the recorded one over the factors: 3 and 4.
+    // The input of the scaled matrix is the recorded one divided by the factors: 3 and 4.
     near(&of(WeightExpr::ScaleCols { of: Box::new(gate), by }), &[6.0 / 7.0, 8.0 / 7.0]);
     assert_eq!(of(leaf("other", &[4, 2])), None);
 }

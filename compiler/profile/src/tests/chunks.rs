@@ -1,4 +1,4 @@
-//! Loads of chunks, and what capacities do with them.
+//! Tests of loads by chunk, and of their overflow and padding at given capacities.
 
 use super::*;
 use crate::loads::{Account, loads};
@@ -38,14 +38,14 @@ fn quantiles_and_means_are_those_of_the_samples() {
     assert_eq!(layer.imbalance(), 99.0 * 2.0 / 100.0);
 }
 
-/// NPUMoE, §4.2: four experts get 64, 32, 32 and 0 tokens with room for 64 each.
+/// NPUMoE, §4.2: four experts with 64, 32, 32 and 0 tokens, and with room for 64 each.
 #[test]
 fn rows_past_a_capacity_and_padding_are_counted() {
     let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
     (layer.chosen, layer.samples) = (vec![64, 32, 32, 0], vec![vec![64, 32, 32, 0]]);
     let grouped = layer.account(&|_| Some(64), &|_| 0);
     assert_eq!(grouped, Account { routed: 128, overflow: 0, rows: 256, padding: 128 });
-    // On its own, the expert without tokens is not launched.
+    // In its own graph, the expert without tokens is not launched.
     let apart = layer.account(&|_| Some(48), &|e| e);
     assert_eq!(apart, Account { routed: 128, overflow: 16, rows: 144, padding: 32 });
     let free = layer.account(&|e| (e > 0).then_some(16), &|e| e);
@@ -53,7 +53,7 @@ fn rows_past_a_capacity_and_padding_are_counted() {
     assert_eq!((apart.and(apart).overflow_rate(), apart.padding_rate()), (0.125, 32.0 / 144.0));
 }
 
-/// Capacities that hold all of the text that they were made from do not hold other text.
+/// Capacities that cover all of their own text do not cover other text.
 #[test]
 fn overflow_is_expected_of_text_that_capacities_were_not_made_for() {
     let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
@@ -65,7 +65,7 @@ fn overflow_is_expected_of_text_that_capacities_were_not_made_for() {
     assert_eq!(layer.account(&capacity([40, 40]), &|e| e).overflow, 0);
     // Without the last fold, expert 1 has room for 20 rows of the 40 of both its chunks.
     assert_eq!(layer.held_out_overflow(&capacity([40, 40])), 40.0 / 600.0);
-    // With half as much room again above its loads, it has room for 30.
+    // With half as much room again as its loads, it has room for 30.
     assert_eq!(layer.held_out_overflow(&capacity([60, 60])), 20.0 / 600.0);
     assert_eq!(layer.held_out_overflow(&|_| None), 0.0);
     // Only equal loads leave no overflow on held-out text.

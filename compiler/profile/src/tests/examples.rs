@@ -1,4 +1,4 @@
-//! An example of a profile, and random ones.
+//! An example of a profile, and strategies for random ones.
 
 use super::*;
 
@@ -36,7 +36,7 @@ pub(super) fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value
     (TOKENS, vec(-1e3_f64..1e9, experts)).prop_map(move |(tokens, weight)| {
         let mut chosen = vec![0; experts];
         (0..k as usize).for_each(|i| chosen[i] = tokens);
-        // The same experts for every token: each pair of them as often as there are tokens.
+        // Every token chose the same experts, so that each pair counts all tokens.
         let mut routing = Routing { tokens, chosen, weight, ..Routing::new(layer, k, experts) };
         for (a, b) in (0..k as usize).flat_map(|a| (a + 1..k as usize).map(move |b| (a, b))) {
             let pair = routing.pair(a, b).unwrap();
@@ -46,7 +46,7 @@ pub(super) fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value
     })
 }
 
-/// Counts of the four experts of layer 0, of which every token chose the first two.
+/// Counts of the four experts of layer 0; every token chose the first two.
 pub(super) fn neurons(tokens: u64) -> impl Strategy<Value = NeuronCounts> {
     vec((0_u64..64, 0_u64..64), 0..(tokens.min(5) as usize + 1)).prop_map(|seen| {
         let mut counts = NeuronCounts::new((0, "layers.0.moe.down".into()), (4, 70, true), &[0.0], 2);
@@ -60,7 +60,7 @@ pub(super) fn neurons(tokens: u64) -> impl Strategy<Value = NeuronCounts> {
     })
 }
 
-/// Profiles of one model: all can be merged.
+/// Profiles of one model, which can all be merged.
 pub(super) fn profile() -> impl Strategy<Value = Profile> {
     let reading = (btree_map(any::<[u8; 32]>(), TOKENS, 0..3), 0.0_f64..1e12)
         .prop_map(|(texts, loss)| Reading { predicted: texts.values().sum(), texts, loss });
@@ -71,7 +71,7 @@ pub(super) fn profile() -> impl Strategy<Value = Profile> {
         }
         saliency
     });
-    // One token per chunk, where both layers have seen that many.
+    // One token per chunk, if both layers have that many.
     let sequences = vec(1_usize..4, 0..3);
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
     let rows = vec(vec(-1e30_f32..1e30, 3), 0..9).prop_map(|rows| {
@@ -111,7 +111,7 @@ pub(super) fn profile() -> impl Strategy<Value = Profile> {
     )
 }
 
-/// A chunk of which the first of two experts gets `first` tokens.
+/// A chunk in which the first of two experts gets `first` tokens.
 pub(super) fn chunk(tokens: u32, first: u16) -> Chunk {
     Chunk { tokens, loads: vec![first, tokens as u16 - first] }
 }
@@ -163,7 +163,7 @@ pub(super) fn sample(first: u8) -> Sample {
     kept.finish(vec!["layers.0.moe.down".to_owned()], 2)
 }
 
-/// Three neurons of each of two experts: two tokens of the first one, and the batch of both.
+/// Counts of three neurons of each of two experts: two tokens of the first expert, and the batch of both.
 pub(super) fn neuron_counts() -> NeuronCounts {
     let mut counts = NeuronCounts::new((0, "layers.0.moe.down".into()), (2, 3, true), &[0.0], 2);
     let [alone, both] = counts.levels[0].batches.as_mut_slice() else { panic!("two sizes of batches") };
@@ -173,7 +173,7 @@ pub(super) fn neuron_counts() -> NeuronCounts {
     counts
 }
 
-/// Tokens of which each chose expert 0 of two.
+/// Tokens that all chose expert 0 of two.
 pub(super) fn sequence(tokens: usize) -> routes::Sequence {
     routes::Sequence {
         chosen: vec![0; tokens],

@@ -1,4 +1,4 @@
-//! Experts that two profiles have busy.
+//! Tests of the overlap of two profiles' busy experts.
 
 use super::*;
 use crate::overlap::overlap;

@@ -1,8 +1,8 @@
-//! Files of this version and of earlier ones.
+//! Tests of files of this version and of earlier ones.
 
 use super::*;
 
-/// A file from before gates were measured is read as it was.
+/// A file of a version without gates is read unchanged.
 #[test]
 fn a_profile_of_version_five_is_read() {
     let p = example();
@@ -14,7 +14,7 @@ fn a_profile_of_version_five_is_read() {
     assert_eq!(read, Profile { gates: Vec::new(), ..p });
 }
 
-/// A file from before rows were kept is read as it was, and merged with a new one it has none either.
+/// A file of a version without rows is read unchanged; merged with a new one it has no rows either.
 #[test]
 fn a_profile_of_version_four_is_read() {
     let p = example();
@@ -26,7 +26,7 @@ fn a_profile_of_version_four_is_read() {
     assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), ..p });
 }
 
-/// A file from before neurons were counted is read as it was.
+/// A file of a version without neurons is read unchanged.
 #[test]
 fn a_profile_of_version_three_is_read() {
     let p = example();
@@ -37,7 +37,7 @@ fn a_profile_of_version_three_is_read() {
     assert_eq!(read, Profile { neurons: Vec::new(), samples: Vec::new(), gates: Vec::new(), ..p });
 }
 
-/// And so is what was written before there were correlations.
+/// A file of a version without correlations is read unchanged.
 #[test]
 fn a_profile_of_version_two_is_read() {
     let new = example();
@@ -57,13 +57,14 @@ fn a_profile_of_version_two_is_read() {
         ..new.clone()
     };
     assert_eq!(read, none);
-    // Merged with a new one, there are none either.
+    // Merged with a new one, it has no correlations either.
     assert!(read.merge(&new).unwrap().correlations.is_empty());
     bytes[8] = 1;
     assert!(Profile::decode(&bytes).unwrap_err().to_string().contains("version 1"));
 }
 
-/// Fuzzing starts from a file, and from what such a file holds deflated. `MOEC_RENEW_SEEDS=1` writes both.
+/// Compares the seeds of fuzzing, a file and its stored form, with this version. `MOEC_RENEW_SEEDS=1` writes
+/// both.
 #[test]
 fn seeds_of_fuzzing_are_of_this_version() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/profile");

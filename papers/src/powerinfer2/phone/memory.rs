@@ -12,9 +12,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Rates of the cores and of the NPU where cores worth `part` of all compute, and the unit does or does not. Where
-    /// they want more than both get, each gets its share of what it wants. Of each byte that cores get through they read
-    /// `density` from memory: less than 1 where they compute for longer than they read.
+    /// Rates of the cores and of the NPU where cores worth `part` of all compute, and the unit does or does
+    /// not. Where they want more than both get, each gets its share of what it wants. Of each byte that cores
+    /// get through they read `density` from memory: less than 1 where they compute for longer than they read.
     pub fn rates(&self, part: f64, density: f64, npu: bool) -> (f64, f64) {
         let (cpu, npu) = (self.cpu * part, if npu { self.npu } else { 0.0 });
         let wanted = cpu * density + npu;
@@ -22,8 +22,8 @@ impl Memory {
         (cpu * given, npu * given)
     }
 
-    /// Seconds until work that can be split at will is done: bytes that the cores would read for all of it, bytes that the
-    /// unit would.
+    /// Seconds until work that can be split at will is done: bytes that the cores would read for all of it,
+    /// bytes that the unit would.
     pub fn split(&self, part: f64, density: f64, cpu_bytes: f64, npu_bytes: f64) -> f64 {
         let (cpu, npu) = self.rates(part, density, true);
         1.0 / (cpu / cpu_bytes + npu / npu_bytes)
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn work_that_is_split_is_done_at_the_rate_of_both() {
         assert!((MEMORY.split(1.0, 1.0, 59.6e9, 59.6e9) - 1.0).abs() < 1e-9);
-        // Where the cores need more for the same work, less of it is theirs.
+        // If the cores need more bytes for the same work, they get less of it.
         let slower = MEMORY.split(1.0, 1.0, 2.0 * 59.6e9, 59.6e9);
         assert!(slower > 1.0 && slower < 59.6e9 / MEMORY.rates(1.0, 1.0, true).1);
         // Cores that compute for longer than they read leave more to the unit.

@@ -57,7 +57,8 @@ pub struct Phone {
 }
 
 impl Phone {
-    /// Parts of the cores in the rate of all that compute, of one each: `without` is a core that reads UFS instead.
+    /// Parts of the cores in the rate of all that compute, of one each: `without` is a core that reads UFS
+    /// instead.
     pub fn workers(&self, without: Option<Cluster>) -> Vec<f64> {
         let computing = &self.cores[..self.cores.len().saturating_sub(1).max(1)];
         let all: f64 = computing.iter().map(|c| c.ghz * c.count as f64).sum();

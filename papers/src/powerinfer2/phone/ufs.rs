@@ -1,5 +1,5 @@
-//! UFS behind one queue of commands: its rate by size of reads, by the range that they are scattered over, by the core that
-//! asks, and by how many ask.
+//! UFS behind one queue of commands: its rate by size of reads, by the range that they are scattered over, by
+//! the core that reads, and by the number of cores that read.
 
 use moec_sim::neurons::RatesByBlock;
 
@@ -19,10 +19,10 @@ pub enum Cluster {
 pub struct Ufs {
     /// One read after the other, by size.
     pub sequential: RatesByBlock,
-    /// Scattered over a small range, by size; requested by a mid core.
+    /// Scattered over a small range, by size; read by a mid core.
     pub random: RatesByBlock,
-    /// Ranges in bytes, and the part of that rate which is left there: the first and the last point of a line over the logarithm
-    /// of the range. Past the ends it stays.
+    /// Ranges in bytes, and the part of that rate which is left there: the first and the last point of a line
+    /// over the logarithm of the range. Past the ends it stays.
     pub ranges: [(f64, f64); 2],
     /// Rates over that of a mid core: requested by a big one, by a little one.
     pub cores: [f64; 2],

@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
 
-/// `form`: what answers are held to, beside what `args` say.
+/// Runs the subcommand. `form`: constraint on answers beside those of `args`.
 pub(super) fn run(
     context: &Context<'_>,
     files: &BundleReader,
@@ -69,14 +69,14 @@ pub(super) fn run(
         check_speculation(context, args, form)?;
     }
     let tokenizer = match tokenizer {
-        // Where the answer ends is said in text.
+        // Stop sequences are text.
         None if !args.stop.is_empty() => Some(Text::open(files, model.bos)?),
         other => other,
     };
     let watch = Watch::create(args)?;
     let demand = Demand { sequences: many, tokens: prompt.len() + n };
     let mut engine = context.open(&args.common, files, demand)?;
-    // The ids are data of their own; without a tokenizer they are all there is.
+    // Ids are printed as data; without a tokenizer nothing else can be printed.
     let tokenizer = match tokenizer {
         None => {
             let json = match files.read_if_any(text::FILE, regular::TOKENIZER) {
@@ -122,7 +122,7 @@ struct Job<'a> {
 #[derive(Clone, Copy)]
 struct AnswerConstraints<'a> {
     form: Option<&'a MakeConstraint>,
-    /// Tokenizer, where a text ends answers.
+    /// Tokenizer, if answers have stop sequences.
     text: Option<&'a Arc<Text>>,
     stop: &'a [String],
 }
@@ -139,13 +139,13 @@ impl AnswerConstraints<'_> {
         })
     }
 
-    /// The part of an answer that is printed.
+    /// Part of an answer that is printed.
     fn cut(&self, text: String) -> String {
         if self.stop.is_empty() { text } else { stops::cut(&text, self.stop) }
     }
 }
 
-/// Fails if speculative decoding is requested where tokens would not be those of a plain run.
+/// Fails if speculative decoding is requested, and its tokens would not be those of a plain run.
 fn check_speculation(
     context: &Context<'_>,
     args: &Generate,
@@ -187,7 +187,7 @@ fn check_speculation(
     Ok(())
 }
 
-/// Gives the slot what a saved prompt holds, if the one at hand can begin with a part of it, and says which tokens these are.
+/// Restores the part of a saved prompt that this prompt begins with into the slot, and returns its tokens.
 fn restore(
     engine: &mut Engine<'_>,
     saved: Saved,
@@ -217,7 +217,7 @@ fn restore(
     Ok(Vec::new())
 }
 
-/// Generates as the arguments say: after a saved prompt, saving this one, with draft tokens.
+/// Generates an answer by the arguments: restores a saved prompt, saves this one, drafts tokens.
 fn made(
     engine: &mut Engine<'_>,
     job: (&Request<'_>, Option<Saved>, &mut Decoder, &mut Sampler, &Generate),
@@ -235,7 +235,7 @@ fn made(
     Ok((done, args.speculate.map(|_| did)))
 }
 
-/// Writer of a timeline. The file is made before any work, so that one that cannot be is refused at once.
+/// Writer of a timeline. The file is created before any work, so that a bad path is an error at once.
 struct Watch {
     path: PathBuf,
     file: File,
@@ -263,7 +263,7 @@ impl Watch {
     }
 }
 
-/// Decoder: with fewer experts first where the bundle was built for that, unless it is turned off.
+/// Decoder: big-little if the bundle was built for it, unless that is turned off.
 fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
     match args.gamma {
         _ if args.no_big_little => Ok(Decoder::full()),
@@ -309,7 +309,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         }
         io.say(&format!("{report}\n"))?;
     } else {
-        // Also after an interrupt or an error: what is there stays, whole, on a line of its own.
+        // Also after an interrupt or an error, so that the text so far ends with a line break.
         if (any || done.is_ok()) && !matches!(done, Err(Error::Output(_))) {
             printer.finish(io)?;
         }
@@ -359,7 +359,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         io.say(&format!("{report}\n"))?;
         return Ok(watched?);
     }
-    // Also after an interrupt or an error: what is there is printed.
+    // Also after an interrupt or an error: finished sequences are printed.
     let shown = if args.all { &ranking[..] } else { &ranking[..ranking.len().min(1)] };
     for &i in shown {
         let c = &sampled.candidates[i];
@@ -407,7 +407,7 @@ fn prompt(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<Str
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes).map_err(Error::input)?;
     let mut text = String::from_utf8(bytes).map_err(|_| Error::not_utf8())?;
-    // The end of the last line is the shell's, not the user's.
+    // The last line break comes from the shell, not from the user.
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {

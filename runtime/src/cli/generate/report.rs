@@ -30,7 +30,7 @@ fn log_probabilities_of(of: &LogProbabilities) -> Value {
     json!({ "id": of.id, "log_probability": of.chosen, "most_probable": most_probable })
 }
 
-/// The object that `--best-of` with `--json` prints: that of the best, and all of them.
+/// Object that `--best-of` with `--json` prints: the best sequence's, and all of them.
 pub(super) fn report_of_several(
     done: &BestOf,
     ranking: &[usize],
@@ -79,7 +79,7 @@ pub(super) fn line_of_draft_tokens(did: Speculated) -> String {
     )
 }
 
-/// Of what decodes with fewer experts first.
+/// Adds the statistics of big-little decoding.
 fn add_fallbacks(report: &mut Value, fallbacks: Option<Fallbacks>) {
     if let Some(f) = fallbacks {
         report["fallback_ratio"] = json!(f.ratio());
@@ -114,7 +114,7 @@ fn show(rate: Option<f64>) -> String {
     rate.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"))
 }
 
-/// The fallback ratio, where there is one.
+/// The fallback ratio, if there is one.
 fn with_all_experts(fallbacks: Option<Fallbacks>) -> String {
     let ratio = fallbacks.and_then(Fallbacks::ratio);
     ratio.map_or_else(String::new, |r| format!(", {:.1} % of them with all experts", 100.0 * r))

@@ -17,16 +17,16 @@ use std::sync::atomic::Ordering;
 type After<'a, 'p> = dyn FnMut(&mut Engine<'p>, usize, Range<usize>) -> Result<()> + 'a;
 
 impl<'p> Engine<'p> {
-    /// Appends `ids` to the sequence in `slot` at position `start`, in chunks of the entry points that
-    /// there are. Tokens at `start` and later are replaced, as [`Engine::rewind`] can.
+    /// Appends `ids` to the sequence in `slot` at position `start`, in chunks as large as the entry points
+    /// allow. Tokens at `start` and later are replaced, with the limits of [`Engine::rewind`].
     ///
     /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `want`
     /// names, in order. Its error ends the work.
     ///
     /// # Errors
-    /// Before any work: an empty prompt, an id outside of the vocabulary, more tokens than the context
-    /// holds, a slot that is not there, a hole before `start`, a state that does not go back to it. Then: [`Error::Interrupted`], a router
-    /// that makes up experts, and what `sink` returns.
+    /// Before any work: an empty prompt, an id outside of the vocabulary, more tokens than the context holds,
+    /// a slot that does not exist, a hole before `start`, a state that cannot go back to it. Later:
+    /// [`Error::Interrupted`], a router that chooses an invalid expert, and errors of `sink`.
     pub fn prefill(
         &mut self,
         slot: u32,
@@ -38,8 +38,8 @@ impl<'p> Engine<'p> {
         self.prefill_part(slot, start, ids, start.saturating_add(ids.len()), want, sink)
     }
 
-    /// As [`Engine::prefill`], of a part of a prompt of `whole` tokens: its rows have the angles of positions that they have where
-    /// the prompt is read in one call.
+    /// As [`Engine::prefill`], for a part of a prompt of `whole` tokens: rows get the same position angles as
+    /// if the prompt were read in one call.
     ///
     /// # Errors
     /// As [`Engine::prefill`].
@@ -89,9 +89,9 @@ impl<'p> Engine<'p> {
         Ok(())
     }
 
-    /// Appends one token to each of the sequences in `batch` (`slot`, position, id), in the smallest
-    /// decode entry point that takes them all, or in several calls of the largest. `sink` gets the index
-    /// in the batch and the logits (`f32[vocab]`) of each, in order.
+    /// Appends one token to each of the sequences in `batch` (`slot`, position, id). Uses the smallest decode
+    /// entry point that takes them all, or several calls of the largest. `sink` gets the index in the batch
+    /// and the logits (`f32[vocab]`) of each, in order.
     ///
     /// # Errors
     /// As [`Engine::prefill`]; also a slot that the batch names twice.
@@ -105,8 +105,9 @@ impl<'p> Engine<'p> {
         })
     }
 
-    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the states
-    /// is theirs; decoding the same position again replaces it, for which a snapshot is taken where a state needs one.
+    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. Decoding the
+    /// same position again replaces their values in the states. If a state needs a snapshot for that, one is
+    /// taken.
     ///
     /// # Errors
     /// As [`Engine::decode`] and [`Engine::snapshot`]; a program without little entry points.
@@ -120,8 +121,8 @@ impl<'p> Engine<'p> {
         })
     }
 
-    /// As [`Engine::decode`] or [`Engine::decode_little`], by the kind of entry points; `sink` runs on the engine's threads, for
-    /// several rows at once and in any order.
+    /// As [`Engine::decode`] or [`Engine::decode_little`], by the kind of entry points; `sink` runs on the
+    /// engine's threads, for several rows at once and in any order.
     ///
     /// # Errors
     /// As [`Engine::decode_little`].
@@ -137,9 +138,10 @@ impl<'p> Engine<'p> {
         })
     }
 
-    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
-    /// has as many rows, of those that treat inputs as those of one row ([`FEW_ROWS`]). `sink` gets the index and the logits
-    /// (`f32[vocab]`) of each, in order. Tokens at `start` and later are replaced. Kernels of several rows sum in another order than those of one.
+    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on. Uses the
+    /// smallest decode entry point with enough rows whose kernels treat inputs as those for one row do
+    /// ([`FEW_ROWS`]). `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at
+    /// `start` and later are replaced. Kernels for several rows sum in another order than those for one.
     ///
     /// # Errors
     /// As [`Engine::prefill`]; more tokens than [`Engine::most_rows`].
@@ -157,7 +159,7 @@ impl<'p> Engine<'p> {
         let found = self.pick(extends, room, ids.len()).filter(|&(_, room)| room >= ids.len());
         let (entry, _) = found.ok_or_else(|| Error::no_entry("wide enough decode"))?;
         let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
-        // Every row sees the sequence end with it, as where it is decoded alone.
+        // For every row the sequence ends with it, as if it were decoded alone.
         self.call(entry, rows, 0..ids.len(), 0)?;
         (0..ids.len()).try_for_each(|i| sink(i, self.logits(entry, i)))
     }
@@ -167,8 +169,8 @@ impl<'p> Engine<'p> {
         most_rows(self.program)
     }
 
-    /// Decodes in the entry points of one kind. `after` gets, after each call, its entry point and the rows of the batch that it
-    /// computed: the logits of the first of them are those of row 0 of the entry point.
+    /// Decodes in the entry points of one kind. After each call, `after` gets the entry point and the rows of
+    /// the batch that it computed. The first of these rows has its logits in row 0 of the entry point.
     fn decode_in(
         &mut self,
         kind: fn(u32) -> EntryKind,
@@ -204,7 +206,7 @@ impl<'p> Engine<'p> {
         Ok(())
     }
 
-    /// Hands `sink` the logits of the rows of the last call, which it numbers from `rows.start` on.
+    /// Passes the logits of the last call's rows to `sink`, numbered from `rows.start` on.
     fn in_order(
         &self,
         entry: usize,
@@ -234,8 +236,7 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Of the entry points of a kind, the one with the smallest room that is enough for `left` rows, else the
-    /// one with the largest; and its room.
+    /// Smallest entry point of a kind that takes `left` rows, else the largest; and its number of rows.
     fn pick(
         &self,
         kind: impl Fn(EntryKind) -> bool,
@@ -260,8 +261,8 @@ impl<'p> Engine<'p> {
         if id >= vocab { Err(Error::bad_id(id, vocab)) } else { Ok(()) }
     }
 
-    /// Runs an entry point on all threads. The CPU allocates nothing, as long as it has no more rows than its entry point and
-    /// no expert changes its place.
+    /// Runs an entry point on all threads. The CPU allocates nothing, unless there are more rows than the
+    /// entry point has or an expert moves.
     fn call(
         &mut self,
         entry: usize,
@@ -299,7 +300,7 @@ impl<'p> Engine<'p> {
             timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
         let threads = Threads {
-            cpu_threads: self.pool.threads(),
+            on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
             transfers: self.assigner.as_ref().and_then(|a| a.transfers()),
@@ -308,9 +309,9 @@ impl<'p> Engine<'p> {
             transfers.open();
         }
         self.pool.run(&|index, barrier| {
-            // SAFETY: the program is verified, and `begin` has checked the rows; all threads of the pool walk the
-            // same steps, each with its own part of the scratch; `&mut self` keeps every other use of
-            // the memory away.
+            // SAFETY: the program is verified, and `begin` has checked the rows. All threads of the pool walk
+            // the same steps, each with its own part of the scratch. `&mut self` excludes every other use of
+            // the memory.
             unsafe { threads.walk(&walk, 0..walk.bound.len(), index, barrier) }
         });
         self.end(entry, rows, fault.into_inner())
@@ -369,13 +370,13 @@ impl<'p> Engine<'p> {
         let at = self.arena.base().plus(self.program.entries[entry].buffers[buffer].offset as usize);
         let at = at.of::<i32>();
         for (i, value) in values.chain(std::iter::repeat(pad)).take(words).enumerate() {
-            // SAFETY: the verifier has found `words` aligned words in the buffer, and `&mut self` says that
-            // no step is running.
+            // SAFETY: the verifier has found `words` aligned words in the buffer, and `&mut self` ensures
+            // that no step is running.
             unsafe { at.add(i).write(value) };
         }
     }
 
-    /// Books what a call of an entry point has done.
+    /// Updates the states after a call of an entry point, or reports its fault.
     pub(crate) fn end(&mut self, entry: usize, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
         match fault {
             Some(StepFault::Expert(BadExpert { step, expert: NO_EXPERT, .. })) => {
@@ -412,15 +413,15 @@ fn logits<'a>(program: &Program, arena: &'a Region, entry: usize, row: usize) ->
     let logits = &e.buffers[e.logits as usize];
     assert!(row < e.out_rows as usize, "a row of the outputs");
     let at = arena.base().plus(logits.offset as usize);
-    // SAFETY: the verifier has found room for `out_rows` rows; the arena is initialised memory, and nothing writes to it
-    // while an engine's calls are not running, which take it mutably.
+    // SAFETY: the verifier has found room for `out_rows` rows, and the arena is initialised memory. Only
+    // calls of the engine write to it, and these borrow it mutably.
     unsafe {
         let first = at.of::<f32>().add(row * logits.stride as usize);
         std::slice::from_raw_parts(first, program.model.vocab as usize)
     }
 }
 
-/// Layer of the model that a step of an entry point belongs to, by the names of the weights before it.
+/// Layer of the model that a step of an entry point belongs to, by the names of earlier steps' weights.
 fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
     let steps = plan.entries.get(entry)?.steps.get(..step)?;
     let layer = |arg: &Arg| match arg {
@@ -443,7 +444,7 @@ pub(crate) fn long_rope_threshold(plan: &Plan) -> Option<usize> {
     thresholds.min()
 }
 
-/// Whether an entry point decodes, and treats the inputs of its rows as those of one row.
+/// Whether an entry point decodes, with kernels that treat inputs as those for one row do.
 fn extends(kind: EntryKind) -> bool {
     matches!(kind, EntryKind::Decode(_)) && kind.rows() <= FEW_ROWS
 }

@@ -1,4 +1,4 @@
-//! Opening an engine: units, memory, and where weights lie.
+//! Opening an engine: units, memory, and the placement of weights.
 
 use super::{Engine, Options};
 use crate::bundle::program::Program;
@@ -28,12 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 impl<'p> Engine<'p> {
-    /// Checks this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
-    /// and takes the memory. The program has steps for the CPU alone.
+    /// Checks this machine and the bundle's files, maps the weights or begins to read them
+    /// ([`Options::weights`]) and allocates the memory. The program has steps only for the CPU.
     ///
     /// # Errors
-    /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
-    /// refused, [`Error::Machine`]; a step of another unit.
+    /// Errors of [`cpu::check`], [`MappedStore::open`] and [`OwnedStore::open`]; memory or threads refused;
+    /// [`Error::Machine`] for a step of another unit.
     pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
         let files = BundleReader::of_plan(bundle, program, options.check);
         Self::with_units(program, bundle, &mut |_| None, &files, options)
@@ -62,8 +62,8 @@ impl<'p> Engine<'p> {
         Self::with_units(program, bundle, &mut bring, packages, options)
     }
 
-    /// As [`Engine::open`], with what executes the accelerators, which `executor` brings: it is called for every
-    /// unit that has steps. Artifacts of units are read from `packages`.
+    /// As [`Engine::open`], with executors of accelerators. `executor` is called for every unit that has
+    /// steps. Artifacts of units are read from `packages`.
     ///
     /// # Errors
     /// As [`Engine::open`]; a graph that does not load, a unit without an executor.
@@ -105,7 +105,7 @@ impl<'p> Engine<'p> {
         Ok(engine)
     }
 
-    /// As [`Engine::open`], with weights from another store; [`Options::weights`] says nothing then.
+    /// As [`Engine::open`], with weights from another store; [`Options::weights`] is ignored.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -134,7 +134,8 @@ impl<'p> Engine<'p> {
         let accelerators = accelerators::open(program, &mut units, files)?;
         let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
         let states = States::new(program, &accelerators.states, sequences)?;
-        // One more line between threads, so that the prefetcher of one does not pull at the next.
+        // One more cache line between threads, so that the prefetcher of one core does not touch the next
+        // thread's.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
         let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
         let others: Vec<usize> = (1..units.len()).filter(|&u| units[u].is_some() && used(u)).collect();
@@ -158,7 +159,7 @@ impl<'p> Engine<'p> {
         let all = program.entries.iter().map(|entry| bind(program, entry, &places, assigner.as_deref()));
         let bound: Vec<Bound> = all.collect::<Result<_>>()?;
         if let Some(assigner) = &assigner {
-            // Experts are copied to the hot unit at any dispatch: by then all must be there.
+            // Experts may be copied to the hot unit at any dispatch, so all must be loaded before.
             store.load_progress().map_or(Ok(()), LoadProgress::wait_all)?;
             assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
                 places.matrices(program, program.experts.policy.hot()?, s)
@@ -197,7 +198,7 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// Executor of each unit of a program that has steps, the CPU aside.
+/// Executors of all units with steps, except the CPU.
 fn bring<'p>(
     program: &'p Program,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
@@ -221,21 +222,22 @@ fn bring<'p>(
     Ok(units)
 }
 
-/// A store of all weights that the CPU's steps read, mapped or in memory of our own, and why so.
+/// A store of all weights that the CPU's steps read, mapped or in memory of our own, and the reason.
 fn weights_of<'p>(
     program: &'p Program,
     files: &BundleFiles,
     options: Options,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
     if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Ram {
-        // Memory of our own holds whole files, and a part of these weights is elsewhere.
+        // Memory of our own holds whole files, but some of these weights are elsewhere.
         let (here, brought) = (program.segments_of(0), program.segments_to_bring());
         let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
         let store = MappedStore::of(program, files, options.check, &wanted)?;
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
-    // Who requests `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
+    // With `ram` by name the engine waits for it. So it does if all files are hashed, which takes longer than
+    // filling it.
     let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
     let cached = if may_move { MovingStore::cached(program, files)? } else { None };
     let choice = weights::choose(options.weights, options.lazy, needed, cached, available())?;

@@ -1,13 +1,13 @@
-//! Where the parts of a state lie: slots, snapshots, blocks, heads.
+//! Offsets of the parts of a state: slots, snapshots, blocks, heads.
 
 use crate::platform::memory::Region;
 use moec_ir::plan::StateBuf;
 use moec_ir::state::{CacheHead, CacheOrder, StateKind};
 
-/// A state into which all tokens are folded: only a snapshot brings it back.
+/// A state into which all tokens are folded: it can go back only to a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Folded {
-    /// Where it begins in the region.
+    /// First byte in the region.
     pub(super) at: usize,
     /// Bytes of a slot, and of a snapshot.
     pub(super) slot: usize,
@@ -18,7 +18,7 @@ pub(super) struct Folded {
 /// Values of a cache or ring, in blocks of tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
-    /// Where it begins in the region.
+    /// First byte in the region.
     pub(super) at: usize,
     pub(super) heads: usize,
     /// Bytes of a head of a slot.
@@ -32,7 +32,8 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// Of a state that begins at `at`; `None` where it has no values in blocks, and where its extents overflow.
+    /// Values of a state that begins at `at`; `None` if it has no values in blocks, or if its extents
+    /// overflow.
     pub(super) fn of(state: &StateBuf, at: usize) -> Option<Self> {
         let CacheOrder::Values { block, .. } = state.order else { return None };
         let kept = matches!(state.kind, StateKind::Cache | StateKind::Ring { .. });
@@ -43,7 +44,7 @@ impl Values {
         (kept && block > 0).then_some(Self { at, heads, head, rows, block, bytes })
     }
 
-    /// Clears the block of a slot that begins with a position; `None` where it lies outside of the region.
+    /// Clears the block of a slot that begins at a position; `None` if it is outside of the region.
     pub(super) fn clear(&self, region: &mut Region, (slot, pos): (u32, usize)) -> Option<()> {
         let slot = self.at + slot as usize * self.heads * self.head;
         let block = pos / self.block * self.bytes;
@@ -52,22 +53,22 @@ impl Values {
 }
 
 impl Folded {
-    /// Where a slot lies.
+    /// Offset of a slot.
     pub(super) fn live(&self, slot: u32) -> usize {
         self.at + slot as usize * self.slot
     }
 
-    /// Where a slot lies, and a place of the pool.
+    /// Offsets of a slot and of a place of the pool.
     pub(super) fn places(&self, slot: u32, place: u32) -> (usize, usize) {
         (self.live(slot), self.at + self.live + place as usize * self.slot)
     }
 }
 
-/// Bytes of what each head of a state holds of `tokens` tokens, and where the heads of both slots begin in it; `None` where
-/// that lies outside of the state.
+/// Bytes that `tokens` tokens take in each head of a state, and the offsets of the heads of both slots;
+/// `None` if they are outside of the state.
 ///
-/// Every order of a cache has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
-/// many as a head of so many tokens has. Any other kind is copied whole.
+/// Every layout of a cache stores tokens in consecutive panels or blocks. So the first tokens are the first
+/// bytes, as many as a head of `tokens` tokens has. States of other kinds are copied whole.
 pub(super) fn heads(
     state: &StateBuf,
     from: u32,

@@ -1,4 +1,4 @@
-//! Slots whose bytes are looked at.
+//! Tests on the bytes of slots.
 
 use super::*;
 use moec_ir::Format;
@@ -22,7 +22,8 @@ fn what_a_static_graph_keeps_is_not_copied() {
     States::new(&plan, &[], 9).unwrap().fork(0, 1, 0).unwrap();
 }
 
-/// A block of values that begins and is not filled is cleared, in every head of its slot, and nothing else is.
+/// A block of values that a call begins and does not fill is cleared in every head of its slot; nothing else
+/// is cleared.
 #[test]
 fn blocks_of_values_begin_empty() {
     let text = r#"plan 17 {scratch_bytes = 0}
@@ -61,7 +62,7 @@ fn blocks_of_values_begin_empty() {
     assert_eq!(cleared(&[(0, 13), (1, 23)]), []);
 }
 
-/// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.
+/// Exactly the values of existing tokens are copied, in every layout.
 #[test]
 fn the_first_tokens_are_the_first_bytes() {
     let orders = [
@@ -98,7 +99,7 @@ fn the_first_tokens_are_the_first_bytes() {
                 assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
             }
             assert!(heads(&state, 0, 2, 51).is_none() && heads(&state, 0, 3, 1).is_none());
-            // What is not stored in the order of positions is copied whole.
+            // States that are not stored in the order of positions are copied whole.
             for kind in [StateKind::Recurrent, StateKind::Ring { window: 4 }] {
                 let whole = StateBuf { kind, ..state.clone() };
                 assert_eq!(heads(&whole, 0, 2, 1000).map(|(bytes, _)| bytes), whole.head().bytes());

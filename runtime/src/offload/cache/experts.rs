@@ -23,7 +23,7 @@ pub struct Key {
     pub expert: u16,
 }
 
-/// All routed experts of a model. Policies count them through, layer after layer ([`Id`]).
+/// All routed experts of a model. Policies number them consecutively, layer after layer ([`Id`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertIndex {
     layers: Vec<CachedLayer>,
@@ -38,8 +38,8 @@ impl ExpertIndex {
     /// The experts of these layers.
     ///
     /// # Errors
-    /// [`CacheError::Experts`] for no layers, layers without experts or bytes, more experts per token than there
-    /// are, or more than 2²⁰ in all.
+    /// [`CacheError::Experts`] for no layers, layers without experts or bytes, more experts per token than
+    /// there are, or more than 2²⁰ in all.
     pub fn new(layers: &[CachedLayer]) -> Result<Self, CacheError> {
         let wrong = |what: String| Err(CacheError::Experts(what));
         let mut first = vec![0];
@@ -105,7 +105,7 @@ impl ExpertIndex {
         }
     }
 
-    /// One of the layers, as if it were the model.
+    /// Index of one layer alone, as if it were the whole model.
     pub(super) fn only(&self, layer: usize) -> Self {
         let of = self.layers[layer];
         Self { layers: vec![of], first: vec![0, of.experts as Id] }

@@ -16,10 +16,10 @@ pub(crate) fn compare(a: Rank, b: Rank) -> Ordering {
 #[derive(Clone, Debug)]
 pub(crate) struct Heap {
     order: Vec<Id>,
-    /// Place of each number in `order`.
+    /// Position of each number in `order`.
     at: Vec<u32>,
     rank: Vec<Rank>,
-    /// Places that a search still has to look at.
+    /// Positions that a search still has to visit.
     open: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Heap {
         self.rank[id as usize]
     }
 
-    /// Gives a number a rank; puts it in if it is not there.
+    /// Sets the rank of a number; inserts the number if it is absent.
     pub(crate) fn set(&mut self, id: Id, rank: Rank) {
         if !self.contains(id) {
             self.at[id as usize] = self.order.len() as u32;
@@ -56,7 +56,7 @@ impl Heap {
         self.settle(self.at[id as usize] as usize);
     }
 
-    /// Takes a number out, if it is there.
+    /// Removes a number if it is present.
     pub(crate) fn remove(&mut self, id: Id) {
         let at = self.at[id as usize];
         if at == NONE {
@@ -72,7 +72,7 @@ impl Heap {
         }
     }
 
-    /// The least that is not skipped. Looks at no more than those skipped and their neighbours.
+    /// The number of least rank for which `skip` is false. Visits only the skipped ones and their neighbours.
     pub(crate) fn least(&mut self, skip: impl Fn(Id) -> bool) -> Option<Id> {
         let mut best: Option<Id> = None;
         self.open.clear();

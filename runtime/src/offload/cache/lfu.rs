@@ -1,13 +1,13 @@
-//! LFU: the expert that was used least often goes; among equals the one used longest ago.
+//! LFU: evicts the expert that was used least often; among equals, the one used longest ago.
 //!
-//! Uses are counted of all experts, resident or not: there are few enough. With aging, a use weighs half as much
-//! after `half_life` tokens; instead of making all counts smaller, every token makes new uses weigh more. With
-//! `bypass`, a miss that was used less often than every expert it could replace is not kept.
+//! Uses are counted for all experts, resident or not: there are few enough. With aging, a use weighs half as
+//! much after `half_life` tokens. Instead of shrinking all counts, every token increases the weight of new
+//! uses. With `bypass`, a miss that was used less often than every expert it could replace is not kept.
 
 use super::heap::{Heap, compare};
 use super::policy::{Id, Pins, Policy};
 
-/// Weights past this are brought back to 1, with all counts.
+/// Weight above which the weight and all counts are scaled back to 1.
 const HEAVY: f64 = 1e100;
 
 /// Least frequently used.
@@ -28,7 +28,7 @@ pub(super) struct Lfu {
 }
 
 impl Lfu {
-    /// Over `n` experts in `layers` layers. `half_life` is in tokens; 0: uses never age.
+    /// Creates the policy for `n` experts in `layers` layers. `half_life` is in tokens; 0: uses never age.
     pub(super) fn new(n: usize, layers: usize, half_life: f64, bypass: bool) -> Self {
         let growth = if half_life > 0.0 { (1.0 / half_life).exp2() } else { 1.0 };
         Self {

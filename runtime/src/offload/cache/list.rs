@@ -7,7 +7,7 @@ const NONE: Id = Id::MAX;
 /// A list of numbers below `n`, each at most once.
 #[derive(Clone, Debug)]
 pub(crate) struct List {
-    /// The last place is the list itself: after it stands the front, before it the back.
+    /// The last position is the list itself: its successor is the front, its predecessor the back.
     next: Vec<Id>,
     prev: Vec<Id>,
 }
@@ -34,7 +34,7 @@ impl List {
         self.next[id as usize] != NONE
     }
 
-    /// Moves a number to the front, wherever it was.
+    /// Moves a number to the front; inserts it if it is absent.
     pub(crate) fn push_front(&mut self, id: Id) {
         self.remove(id);
         let own = self.own();
@@ -43,7 +43,7 @@ impl List {
         (self.next[own], self.prev[first as usize]) = (id, id);
     }
 
-    /// Takes a number out, if it is there.
+    /// Removes a number if it is present.
     pub(crate) fn remove(&mut self, id: Id) {
         if self.contains(id) {
             let (next, prev) = (self.next[id as usize], self.prev[id as usize]);
@@ -59,7 +59,7 @@ impl List {
         (last as usize != own).then_some(last)
     }
 
-    /// From the back to the front.
+    /// Numbers from the back to the front.
     pub(crate) fn back_to_front(&self) -> impl Iterator<Item = Id> {
         let own = self.own() as Id;
         std::iter::successors(Some(self.prev[own as usize]), |&i| Some(self.prev[i as usize]))

@@ -1,4 +1,4 @@
-//! LRU: the expert that was used longest ago goes. Every miss is kept.
+//! LRU: evicts the expert that was used longest ago. Every miss is kept.
 
 use super::list::List;
 use super::policy::{Id, Pins, Policy};

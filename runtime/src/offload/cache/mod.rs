@@ -1,14 +1,14 @@
-//! The cache of experts that do not fit into memory: which stay, which go, which are read ahead.
+//! The cache of experts that do not fit into memory: residency, eviction and prefetching.
 //!
-//! * [`ExpertIndex`] says what there is to cache; [`Cache`] keeps count of what is resident and queries a [`Policy`] for
-//!   victims. [`POLICIES`] is the table of policies with their parameters; a [`Setting`] is one of them with
-//!   values. [`Ranking`] turns a router's logits into the scores that policies read.
+//! * [`ExpertIndex`] lists the cacheable experts; [`Cache`] keeps count of what is resident and queries a
+//!   [`Policy`] for victims. [`POLICIES`] is the table of policies with their parameters; a [`Setting`] is
+//!   one of them with values. [`Ranking`] turns a router's logits into the scores that policies read.
 //! * Some experts may be pinned ([`Cache::with_pinned`]), which never go.
 //! * A cache need not begin empty: [`Cache::warm`] takes what recorded routing used most.
-//! * [`prefetch`] weighs experts that may be wanted soon.
+//! * [`prefetch`] estimates the gain of reading an expert that may be requested soon.
 //!
-//! Nothing here reads, waits or looks at a clock, and nothing on the way of a token allocates: the store that
-//! moves bytes follows the [`Event`]s of [`Cache::step`], and a replay makes the same decisions without one.
+//! Nothing here reads, waits or looks at a clock, and nothing allocates per token. The store that moves bytes
+//! follows the [`Event`]s of [`Cache::step`], and a replay makes the same decisions without one.
 
 mod error;
 mod experts;

@@ -1,22 +1,22 @@
-//! MRS, minus recent score (HybriMoE §IV-D, eq. 3): the expert whose router scores were low of late goes.
+//! MRS, minus recent score (HybriMoE §IV-D, eq. 3): evicts the expert whose recent router scores are lowest.
 //!
 //! ```text
 //! S = α · TopP(s) + (1 − α) · S
 //! ```
 //!
-//! `s` are the scores of a layer's experts in this step, of which only the `p` largest count, `p` being twice the
-//! experts that a token uses in the paper. `S` is kept of all experts, resident or not. Experts of different
-//! layers compare by `S` as it stands, which is why scores are shares of 1. The paper keeps every miss; with
+//! `s` are the scores of a layer's experts in this step, of which only the `p` largest count. In the paper
+//! `p` is twice the number of experts per token. `S` is kept for all experts, resident or not. Experts of
+//! different layers are compared by `S` directly, so scores are shares of 1. The paper keeps every miss; with
 //! `bypass`, one whose `S` is below that of every expert it could replace is not kept.
 //!
-//! All experts of a layer decay by the same factor, which changes no order among them: a layer's factor is kept
-//! once, and a step touches `p` experts only.
+//! All experts of a layer decay by the same factor, which keeps their order: a layer's factor is stored once,
+//! and a step touches `p` experts only.
 
 use super::experts::ExpertIndex;
 use super::heap::{Heap, Rank, compare};
 use super::policy::{Id, Pins, Policy};
 
-/// Factors below this are multiplied out.
+/// Factors below this are multiplied into the scores.
 const FADED: f64 = 1e-100;
 
 /// Minus recent score.
@@ -46,7 +46,7 @@ struct LayerScores {
 }
 
 impl Mrs {
-    /// Over these experts. `depth` is p in units of the experts that a token uses.
+    /// Creates the policy for these experts. `depth` is `p` in units of the experts per token.
     pub(super) fn new(experts: &ExpertIndex, alpha: f64, depth: usize, bypass: bool) -> Self {
         let layer = |(i, l): (usize, &super::experts::CachedLayer)| LayerScores {
             first: experts.ids(i).start,
@@ -115,7 +115,7 @@ impl Policy for Mrs {
         }
     }
 
-    /// S of an expert is on average the share of the scores that it gets: its share of the choices stands for that.
+    /// The mean of an expert's S is its mean share of the scores; its share of the choices approximates that.
     fn expect(&mut self, id: Id, probability: f64, _: f64) {
         let (layer, own) = self.layer(id);
         layer.score[own as usize] = probability / (layer.k.max(1) as f64 * layer.factor);

@@ -1,15 +1,15 @@
 //! Frequency with which predicted experts are requested, by their place in the prediction.
 //!
-//! A prediction ranks the experts of a layer; the first is nearly always right, the last of those that a token uses is right
-//! about half of the time, and what it missed stands right after. These shares are counted as the model runs, of experts that
-//! would have to be read: the others cost nothing.
+//! A prediction ranks the experts of a layer. The first is nearly always right. The last of those that a
+//! token uses is right about half of the time, and missed experts rank right after it. These shares are
+//! measured as the model runs, only for experts that would have to be read: the others cost nothing.
 
 /// Weight of the newest of many measurements.
 const NEWEST: f64 = 0.01;
-/// Measurements that the first belief stands for.
+/// Number of measurements that the initial estimate counts for.
 const PRIOR: f64 = 4.0;
 
-/// Shares by place.
+/// Shares by rank in the prediction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Odds {
     right: Vec<f64>,
@@ -17,19 +17,19 @@ pub(crate) struct Odds {
 }
 
 impl Odds {
-    /// For `places` places, of which a token uses `k`. Half of what is predicted is taken to be right until it is known better,
-    /// and little of what stands after.
+    /// Creates the shares for `places` ranks, of which a token uses `k`. Initially half of the predicted
+    /// experts count as right, and few of those ranked after them.
     pub(crate) fn new(places: usize, k: usize) -> Self {
         let belief = |place| if place < k { 0.5 } else { 0.1 };
         Self { right: (0..places).map(belief).collect(), seen: vec![PRIOR; places] }
     }
 
-    /// Probability that the expert at a place is requested.
+    /// Probability that the expert at a rank is requested.
     pub(crate) fn of(&self, place: usize) -> f64 {
         self.right.get(place).copied().unwrap_or(0.0)
     }
 
-    /// The expert at a place was requested, or not.
+    /// Records whether the expert at a rank was requested.
     pub(crate) fn learn(&mut self, place: usize, right: bool) {
         if let (Some(share), Some(seen)) = (self.right.get_mut(place), self.seen.get_mut(place)) {
             *seen += 1.0;

@@ -1,14 +1,14 @@
-//! The kernel's page cache, as Linux keeps pages of files that are read with `read`.
+//! Model of Linux's page cache for files that are read with `read`.
 //!
-//! A page that is read for the first time comes to the front of the *inactive* list; a second use there makes it
-//! *active*. Room is made at the back of the inactive list. Where the active list is longer than `ratio` times
-//! the inactive one, pages from its back become inactive; `ratio` is √(10 · GiB), at least 1
-//! (`inactive_is_low`). A page that comes back before as much has gone as the active list is long was in use: it
+//! A page that is read for the first time comes to the front of the *inactive* list; a second use there makes
+//! it *active*. Room is made at the back of the inactive list. Where the active list is longer than `ratio`
+//! times the inactive one, pages from its back become inactive; `ratio` is √(10 · GiB), at least 1
+//! (`inactive_is_low`). A page that is read again before as many pages were evicted as the active list holds
 //! becomes active at once (`workingset_refault`).
 //!
-//! Simplified: an expert is whole or not there, since all of its 4 KiB pages are read together, while the kernel
-//! may have dropped some of them; one zone, one reader, no pages of others, no reclaim ahead of need, no
-//! read-ahead. What is mapped instead of read ages by the bits in page tables, which this does not follow.
+//! Simplifications: an expert is resident as a whole or not at all, since all of its 4 KiB pages are read
+//! together; the kernel may drop some of them. There is one zone and one reader, no pages of others, no early
+//! reclaim and no read-ahead. Mapped files age by the bits in page tables, which this does not model.
 
 use super::experts::ExpertIndex;
 use super::list::List;
@@ -23,11 +23,11 @@ pub(super) struct PageCache {
     inactive: Pages,
     /// Pages of every expert.
     pages: Vec<u64>,
-    /// Used since it became inactive.
+    /// Whether each expert was used since it became inactive.
     referenced: Vec<bool>,
-    /// Age at which an expert went; `None` if it never did.
+    /// Age at which an expert was evicted; `None` if it never was.
     gone: Vec<Option<u64>>,
-    /// Pages that went or became active so far.
+    /// Pages that were evicted or became active so far.
     age: u64,
     ratio: u64,
 }
@@ -59,7 +59,7 @@ impl Pages {
 }
 
 impl PageCache {
-    /// Over these experts, in a cache of `capacity` bytes.
+    /// Creates the policy for these experts, in a cache of `capacity` bytes.
     pub(super) fn new(experts: &ExpertIndex, capacity: u64) -> Self {
         let n = experts.count();
         let list = || Pages { list: List::new(n), pages: 0 };

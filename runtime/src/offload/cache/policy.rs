@@ -1,6 +1,6 @@
-//! The seam between what the cache holds and who decides on it.
+//! Interface between the cache, which holds experts, and the policies, which choose them.
 
-/// Number of an expert, counted through the layers that a policy looks after.
+/// Number of an expert, consecutive over the layers that a policy manages.
 pub type Id = u32;
 
 /// Experts that must stay: those of the step that runs.
@@ -19,23 +19,25 @@ impl Pins<'_> {
 
 /// Decides which experts stay.
 ///
-/// Of every step (one layer of one token) a policy hears, in this order: [`Policy::on_scores`]; [`Policy::on_hit`]
-/// for each expert that is resident; then for each that is not [`Policy::on_miss`], [`Policy::victim`] as often
-/// as room is needed, with [`Policy::on_evict`] for each victim, and [`Policy::on_insert`] unless it bypassed.
-/// No method allocates.
+/// In every step (one layer of one token) these methods are called, in this order: [`Policy::on_scores`];
+/// then [`Policy::on_hit`] for each resident expert; then for each other expert [`Policy::on_miss`]. A miss
+/// calls [`Policy::victim`] as often as room is needed, with [`Policy::on_evict`] for each victim, and
+/// [`Policy::on_insert`] unless the expert bypasses the cache. No method allocates.
 pub trait Policy: Send {
-    /// Number of a layer's largest scores that [`Policy::on_scores`] reads, per expert that a token uses; 0: none.
+    /// Number of a layer's largest scores that [`Policy::on_scores`] reads, per expert that a token uses; 0:
+    /// none.
     fn depth(&self) -> usize {
         0
     }
 
-    /// A layer's router has spoken: `ranked` holds the largest scores of its experts, the largest first, as
-    /// shares of 1 of all of them. Called for every layer of every token, also where there are no scores.
+    /// Scores of a layer's router: `ranked` holds the largest scores of its experts, in descending order, as
+    /// shares of the sum of all. Called for every layer of every token, also if there are no scores.
     fn on_scores(&mut self, layer: usize, ranked: &[(u16, f32)]) {
         let _ = (layer, ranked);
     }
 
-    /// Before the first step: recorded routing of `tokens` tokens used an expert with this `probability` each.
+    /// Called before the first step: in a recorded routing of `tokens` tokens, each token used the expert
+    /// with this `probability`.
     fn expect(&mut self, id: Id, probability: f64, tokens: f64) {
         let _ = (id, probability, tokens);
     }
@@ -43,20 +45,20 @@ pub trait Policy: Send {
     /// A resident expert is used.
     fn on_hit(&mut self, id: Id);
 
-    /// An expert is used that is not resident.
+    /// A non-resident expert is used.
     fn on_miss(&mut self, id: Id) {
         let _ = id;
     }
 
-    /// The resident expert that goes to make room for `incoming`, none that is pinned. `None`: it bypasses the
-    /// cache, it is read for this one use. Once a first victim has gone the policy is called with `force`, and
-    /// `None` then says only that nothing can go.
+    /// The resident expert to evict for `incoming`; never a pinned one. `None`: `incoming` bypasses the cache
+    /// and is read for this one use. After a first victim the policy is called with `force`; `None` then
+    /// means only that nothing can be evicted.
     fn victim(&mut self, incoming: Id, force: bool, pins: Pins<'_>) -> Option<Id>;
 
     /// An expert becomes resident.
     fn on_insert(&mut self, id: Id);
 
-    /// An expert goes.
+    /// An expert is evicted.
     fn on_evict(&mut self, id: Id);
 
     /// Forgets everything; nothing is resident.

@@ -1,30 +1,30 @@
 //! Experts to prefetch (HybriMoE §IV-C): those that save the most time for the cost of their reads.
 //!
-//! The gates of the next layers, applied to the current hidden state, say which experts may be wanted; the
-//! residual stream changes little from layer to layer, so that they are often right. For up to [`DEPTH`] layers
-//! ahead a small simulation gives the time of a layer with and without an expert in memory. The difference, times
-//! the probability that the expert is wanted at all, is what reading it now saves. What it costs is the time for
-//! which the disk keeps a nearer layer waiting. The best goes first, and the rest is weighed again, as long as the
-//! disk is idle before the next layer starts: its gates will know better.
+//! The gates of the next layers, applied to the current hidden state, predict the experts. The residual
+//! stream changes little from layer to layer, so they are often right. For up to [`DEPTH`] layers ahead a
+//! small simulation gives the time of a layer with and without an expert in memory. The difference, times the
+//! probability that the expert is needed, is the gain of reading it now. The cost is the time for which the
+//! read delays a nearer layer. The best expert is read first, and the rest is estimated again, as long as the
+//! disk is idle before the next layer starts. The gates of that layer predict better.
 
-/// Layers ahead that are looked at.
+/// Maximum number of layers ahead.
 pub const DEPTH: usize = 3;
 
-/// An expert that may be wanted.
+/// An expert that may be needed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Expert.
     pub expert: u16,
     /// Probability that it is needed.
     pub probability: f64,
-    /// Whether it is in memory, or on its way.
+    /// Whether it is in memory, or being read.
     pub resident: bool,
 }
 
 /// A layer ahead. Times are in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
-    /// From now until it wants its experts.
+    /// Time until the layer needs its experts.
     pub start: f64,
     /// Time to read one of its experts.
     pub load: f64,
@@ -32,7 +32,7 @@ pub struct Look<'a> {
     pub compute: f64,
     /// Experts that it uses.
     pub k: usize,
-    /// Its experts, the most probable first. The first `k` are taken to be those that it will use.
+    /// Its experts, the most probable first. The layer is assumed to use the first `k`.
     pub candidates: &'a [Candidate],
 }
 
@@ -47,16 +47,16 @@ pub struct Prefetch {
     pub gain: f64,
 }
 
-/// Seconds from the start of a layer until its last expert is computed: those in memory first, the others as
-/// they arrive, the first of them after `first` seconds and one more every `load`.
+/// Seconds from the start of a layer until its last expert is computed. Those in memory are computed first,
+/// then the others as they arrive: the first after `first` seconds, then one every `load` seconds.
 pub fn finish(resident: usize, missing: usize, first: f64, load: f64, compute: f64) -> f64 {
     let start = resident as f64 * compute;
     (0..missing).fold(start, |t, i| t.max(first + i as f64 * load) + compute)
 }
 
-/// Fills `out` with the experts to read ahead, in order. `busy` is the time in seconds until the disk is done with
-/// its earlier work; `wear` the share of its time in which it is busy anyway: so much of a read for nothing is taken
-/// from others. Layers past [`DEPTH`] are not looked at. Allocates only where `out` is too short.
+/// Fills `out` with the experts to read ahead, in order. `busy` is the time in seconds until the disk is done
+/// with its earlier work; `wear` is the share of time in which it is busy anyway: this share of a useless
+/// read is lost for other reads. Layers past [`DEPTH`] are ignored. Allocates only if `out` is too short.
 pub fn plan(layers: &[Look<'_>], busy: f64, wear: f64, out: &mut Vec<Prefetch>) {
     out.clear();
     let layers = &layers[..layers.len().min(DEPTH)];
@@ -75,7 +75,7 @@ pub fn plan(layers: &[Look<'_>], busy: f64, wear: f64, out: &mut Vec<Prefetch>) 
                 let vain = (1.0 - probability) * layer.load * wear;
                 let gain =
                     probability * saved(layer, ahead, rank, end, out) - delay(next, ahead, end, out) - vain;
-                // Per second of the disk, which is what there is too little of.
+                // Gain per second of the disk, the scarce resource.
                 let worth = gain / layer.load.max(f64::MIN_POSITIVE);
                 if gain > 0.0 && best.is_none_or(|(_, w)| worth > w) {
                     best = Some((Prefetch { ahead, expert, gain }, worth));
@@ -92,14 +92,15 @@ fn taken(out: &[Prefetch], ahead: usize, expert: u16) -> bool {
     out.iter().any(|p| p.ahead == ahead && p.expert == expert)
 }
 
-/// Experts in memory and missing of those that a layer is taken to use, without the candidate of one rank.
+/// Counts of experts in memory and of missing ones among those that a layer is assumed to use, without the
+/// candidate of one rank.
 fn others(layer: &Look<'_>, ahead: usize, rank: Option<usize>, out: &[Prefetch]) -> (usize, usize) {
     let used = layer.candidates.iter().take(layer.k).enumerate().filter(|(r, _)| Some(*r) != rank);
     let there = |c: &Candidate| c.resident || taken(out, ahead, c.expert);
     used.fold((0, 0), |(h, m), (_, c)| if there(c) { (h + 1, m) } else { (h, m + 1) })
 }
 
-/// Time that a layer saves if it uses a candidate, and that has arrived at `end`.
+/// Time that a layer saves if it uses a candidate that has arrived at `end`.
 fn saved(layer: &Look<'_>, ahead: usize, rank: usize, end: f64, out: &[Prefetch]) -> f64 {
     let (resident, missing) = others(layer, ahead, Some(rank), out);
     let &Look { load, compute, start, .. } = layer;
@@ -113,7 +114,7 @@ fn saved(layer: &Look<'_>, ahead: usize, rank: usize, end: f64, out: &[Prefetch]
     without - with
 }
 
-/// Time that the next layer waits longer for its own, if the disk reads for a later one until `end`.
+/// Time by which the next layer's own experts are delayed if the disk reads for a later layer until `end`.
 fn delay(next: &Look<'_>, ahead: usize, end: f64, out: &[Prefetch]) -> f64 {
     let late = end - next.start;
     if ahead == 1 || late <= 0.0 {
@@ -183,8 +184,8 @@ mod tests {
     fn what_keeps_the_next_layer_waiting_costs() {
         let near = candidates(&[(0, 0.9, false), (1, 0.9, false)]);
         let far = |p: f64| candidates(&[(7, p, false), (8, 0.0, false)]);
-        // The disk is free one second before the next layer starts. Read for the next layer, an expert saves that
-        // second; read for a later one it would save three, and cost two.
+        // The disk is free one second before the next layer starts. Read for the next layer, an expert saves
+        // that second; read for a later one it would save three, and cost two.
         let (sure, vague) = (far(1.0), far(0.4));
         assert_eq!(planned(&[look(4.0, &near), look(9.0, &vague)], 3.0), [(1, 0)]);
         let none = candidates(&[(0, 0.9, true), (1, 0.9, true)]);
@@ -199,7 +200,8 @@ mod tests {
             plan(&[look(4.0, &of)], 0.0, wear, &mut out);
             out.len()
         };
-        // One of them is hidden by the other's read: 0.4 · 3 s are saved, 0.6 · 3 s lost where every second counts.
+        // One of them is hidden by the other's read: 0.4 · 3 s are saved, 0.6 · 3 s lost where every second
+        // counts.
         assert_eq!((with(0.0), with(1.0)), (2, 0));
     }
 

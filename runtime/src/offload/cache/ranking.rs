@@ -1,25 +1,25 @@
-//! From a router's logits to the scores that policies read.
+//! Conversion of a router's logits to the scores that policies read.
 
 use moec_ir::op::Score;
 
-/// Finds the largest scores of a layer. Holds what it needs; ranking does not allocate.
+/// Finds the largest scores of a layer. Ranking does not allocate.
 #[derive(Clone, Debug)]
 pub struct Ranking {
-    /// All experts, then only the largest.
+    /// All experts, then only those with the largest scores.
     all: Vec<(u16, f32)>,
     depth: usize,
 }
 
 impl Ranking {
-    /// For layers of up to `experts` experts, of which the `depth` largest scores are wanted.
+    /// Creates a ranking for layers of up to `experts` experts, of which the `depth` largest scores are
+    /// needed.
     pub fn new(experts: usize, depth: usize) -> Self {
         Self { all: Vec::with_capacity(experts), depth }
     }
 
-    /// The largest scores of logits `f32[experts]`, the largest first, the lower index first among equals, as
-    /// shares of 1: a softmax sums to 1 as it is, sigmoids are divided by their sum; where a router's scores are
-    /// the logits themselves, their softmax is taken. Logits that are not numbers
-    /// count as −∞.
+    /// The largest scores for logits `f32[experts]`, in descending order, the lower index first among equals,
+    /// as shares of 1. A softmax sums to 1 already; sigmoids are divided by their sum; if a router's scores
+    /// are the logits themselves, their softmax is taken. NaN logits count as −∞.
     pub fn of_logits(&mut self, logits: &[f32], score: Score) -> &[(u16, f32)] {
         let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
         let value = |z: f32| match score {

@@ -1,4 +1,4 @@
-//! Resident experts, step by step.
+//! Set of resident experts, updated step by step.
 
 use super::error::CacheError;
 use super::experts::{CachedLayer, ExpertIndex, Key};
@@ -8,30 +8,31 @@ use super::table::Scope;
 use super::warm::{self, Expected};
 use std::ops::Range;
 
-/// Consequence of a step for the holder of the bytes.
+/// Result of a step for the store that holds the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The expert is there.
+    /// The expert is resident.
     Hit(Key),
-    /// The expert goes.
+    /// The expert is evicted.
     Evict(Key),
-    /// The expert is read and stays; what has to go has gone before.
+    /// The expert is read and stays; its victims were reported before.
     Load(Key),
     /// The expert is read for this step only: it bypasses the cache.
     Stream(Key),
 }
 
-/// Keeps count of the experts that are resident, and never of more bytes than it has.
+/// Keeps track of the resident experts, within a capacity in bytes.
 ///
-/// Some may be pinned: their bytes are set aside from the start, each moves in when it is first read, and none ever goes.
-/// Policies share the other bytes among the other experts, and hear of no use of a pinned one.
+/// Some may be pinned: their bytes are reserved from the start, each becomes resident when it is first read,
+/// and it is never evicted. Policies share the other bytes among the other experts, and do not see uses of
+/// pinned ones.
 pub struct Cache {
     parts: Vec<CachePart>,
     experts: ExpertIndex,
     keys: Vec<Key>,
     resident: Vec<bool>,
     pinned: Vec<bool>,
-    /// Bytes set aside for the pinned, and of those that are there.
+    /// Bytes reserved for pinned experts, and the bytes of those that are resident.
     aside: u64,
     aside_used: u64,
     /// The step that last used each expert.
@@ -40,7 +41,7 @@ pub struct Cache {
     scope: Scope,
 }
 
-/// Experts that share bytes: all, or those of a layer.
+/// Experts that share bytes: those of all layers, or of one.
 struct CachePart {
     policy: Box<dyn Policy>,
     ids: Range<Id>,
@@ -55,11 +56,11 @@ impl Cache {
         Self::over(experts, capacity, setting, vec![false; experts.count()], 0)
     }
 
-    /// The same with experts that never go.
+    /// Like [`Cache::new`], with experts that are never evicted.
     ///
     /// # Errors
-    /// [`CacheError::NoExpert`] for one that does not exist, [`CacheError::Pinned`] for one that is named twice, or for
-    /// more than the capacity.
+    /// [`CacheError::NoExpert`] for an expert that does not exist. [`CacheError::Pinned`] for an expert that
+    /// is listed twice, or if the pinned experts exceed the capacity.
     pub fn with_pinned(
         experts: &ExpertIndex,
         capacity: u64,
@@ -118,7 +119,7 @@ impl Cache {
         }
     }
 
-    /// Leading scores per expert of a token that the policy reads; 0: none.
+    /// Number of largest scores that the policy reads, per expert of a token; 0: none.
     pub fn depth(&self) -> usize {
         self.parts.iter().map(|p| p.policy.depth()).max().unwrap_or(0)
     }
@@ -128,8 +129,8 @@ impl Cache {
         self.parts.iter().map(|p| p.used).sum::<u64>() + self.aside_used
     }
 
-    /// Bytes that may be resident. Less than requested only where layers have shares of their own, which are
-    /// whole experts.
+    /// Bytes that may be resident. Less than requested only if every layer has its own share, which is a
+    /// whole number of experts.
     pub fn capacity(&self) -> u64 {
         self.parts.iter().map(|p| p.capacity).sum::<u64>() + self.aside
     }
@@ -146,14 +147,15 @@ impl Cache {
         id.is_ok_and(|id| self.pinned[id as usize])
     }
 
-    /// One layer of one token (or of a batch: `chosen` then lists every distinct expert once). `ranked` holds the
-    /// layer's largest scores, see [`super::Ranking`]; it may be empty for a policy without [`Cache::depth`].
+    /// One layer of one token (or of a batch: `chosen` then lists every distinct expert once). `ranked` holds
+    /// the layer's largest scores, see [`super::Ranking`]; it may be empty for a policy without
+    /// [`Cache::depth`].
     ///
-    /// Hits are reported first, in the order of `chosen`, then what is missing. None of the `chosen` goes before the
+    /// Hits are reported first, in the order of `chosen`, then misses. None of `chosen` is evicted before the
     /// next step.
     ///
     /// # Errors
-    /// [`CacheError::NoExpert`], before anything has happened.
+    /// [`CacheError::NoExpert`], before any change.
     pub fn step(
         &mut self,
         layer: usize,
@@ -168,10 +170,8 @@ impl Cache {
         self.touch(layer, chosen, on)
     }
 
-    /// A layer's router has spoken, as in [`Self::step`]: for units that use experts before their scores are known.
-    ///
-    /// # Errors
-    /// [`CacheError::NoExpert`].
+    /// Passes the scores of a layer's router to the policy, as [`Self::step`] does: for units that use
+    /// experts before their scores are known.
     pub fn score(&mut self, layer: usize, ranked: &[(u16, f32)]) -> Result<(), CacheError> {
         self.experts.id(layer, 0)?;
         let at = self.part(layer);
@@ -180,10 +180,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Part of [`Self::step`] once there are scores.
+    /// The part of [`Self::step`] after the scores.
     ///
     /// # Errors
-    /// [`CacheError::NoExpert`], before anything has happened.
+    /// [`CacheError::NoExpert`], before any change.
     pub fn touch(
         &mut self,
         layer: usize,
@@ -224,9 +224,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Begins with what recorded routing used most, in a cache that is empty: the hottest experts become resident, as many as
-    /// there is room for, and the policy believes these uses until it has seen more. `uses` is `[layer][expert]`. Reports who
-    /// is to be read, the hottest first.
+    /// Fills an empty cache from recorded routing: the most used experts become resident, as many as there is
+    /// room for. The policy relies on these uses until it has observed more. `uses` is `[layer][expert]`.
+    /// Reports the experts to read, the most used first.
     pub fn warm(&mut self, uses: &[u32], mut on: impl FnMut(Key)) {
         let Expected { probability, tokens } = warm::expected(&self.experts, uses);
         for (id, key) in self.keys.iter().enumerate() {
@@ -257,9 +257,9 @@ impl Cache {
         }
     }
 
-    /// Makes an expert resident that may be wanted soon, if the policy would keep it. Reports victims and the load;
-    /// `false` and nothing reported if it is there already or would not stay. It does not go before the next step,
-    /// and does not count as used.
+    /// Makes an expert resident that may be needed soon, if the policy would keep it. Reports victims and the
+    /// load. Returns `false`, without a report, if it is resident already or would not stay. It is not
+    /// evicted before the next step, and does not count as used.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].
@@ -282,7 +282,8 @@ impl Cache {
         Ok(false)
     }
 
-    /// Lets an expert go that another level no longer has. Whether it was there; one that is pinned stays.
+    /// Evicts an expert that another level no longer has. Returns whether it was resident; a pinned one
+    /// stays.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].
@@ -300,7 +301,7 @@ impl Cache {
         Ok(true)
     }
 
-    /// Forgets everything but who is pinned.
+    /// Forgets everything but the set of pinned experts.
     pub fn reset(&mut self) {
         for part in &mut self.parts {
             part.policy.reset();
@@ -326,7 +327,7 @@ impl Cache {
         });
     }
 
-    /// Makes room and moves in, unless the policy has it bypass.
+    /// Makes room and inserts an expert, unless the policy lets it bypass the cache.
     fn insert(&mut self, layer: usize, id: Id, on: &mut impl FnMut(Event)) -> bool {
         let bytes = self.experts.layers()[layer].bytes;
         if self.pinned[id as usize] {
@@ -369,7 +370,8 @@ fn free(experts: &ExpertIndex, pinned: &[bool]) -> Vec<u128> {
     experts.layers().iter().enumerate().map(of).collect()
 }
 
-/// Bytes of one layer's own cache: by the sizes of the layers, in whole experts where all are equal (of `slot` bytes).
+/// Bytes of one layer's own cache: proportional to the layer's size, in whole experts if all have the same
+/// size (`slot` bytes).
 fn share(sizes: &[u128], slot: Option<u64>, capacity: u64, layer: usize) -> u64 {
     let unit = slot.unwrap_or(1);
     let total: u128 = sizes.iter().sum();

@@ -10,7 +10,8 @@ use std::str::FromStr;
 /// The word for [`Scope::PerLayer`] in a setting.
 const PER_LAYER: &str = "per-layer";
 
-/// A policy with values for its parameters. Its text form names every value; reading it back gives an equal one.
+/// A policy with values for its parameters. Its text form names every value; reading it back gives an equal
+/// one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     policy: usize,
@@ -29,7 +30,7 @@ impl Setting {
         self.scope
     }
 
-    /// LRU over all layers.
+    /// LRU shared by all layers.
     pub fn lru() -> Self {
         Self { policy: 0, values: Vec::new(), scope: Scope::Shared }
     }
@@ -55,7 +56,7 @@ impl fmt::Display for Setting {
 impl FromStr for Setting {
     type Err = CacheError;
 
-    /// Parameters that are not named have their usual value.
+    /// Parses a setting. Parameters that are not named have their default values.
     ///
     /// # Errors
     /// [`CacheError::NoPolicy`], [`CacheError::Setting`].

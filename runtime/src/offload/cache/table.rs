@@ -10,13 +10,13 @@ use super::policy::Policy;
 /// Scope that shares the bytes of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All layers.
+    /// All layers together.
     Shared,
-    /// Every layer has its share.
+    /// Each layer its own share.
     PerLayer,
 }
 
-/// A number that a policy takes.
+/// A numeric parameter of a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
     /// Its name.
@@ -29,7 +29,7 @@ pub struct Parameter {
     pub most: f64,
     /// Whether it is a whole number.
     pub whole: bool,
-    /// Values that a choice tries, the usual one first.
+    /// Values that a search tries, the default first.
     pub grid: &'static [f64],
 }
 
@@ -46,7 +46,7 @@ pub struct PolicyInfo {
     pub scopes: &'static [Scope],
     /// Whether it reads router scores.
     pub scored: bool,
-    /// For these experts, in so many bytes, with a value for each parameter.
+    /// Constructor from the experts, the bytes, and a value for each parameter.
     pub(super) new: fn(&ExpertIndex, u64, &[f64]) -> Box<dyn Policy>,
 }
 
@@ -59,7 +59,7 @@ const BYPASS: Parameter = Parameter {
     grid: &[1.0, 0.0],
 };
 
-/// All policies; where two do equally well, the earlier is chosen. LRU, the first, is what the others must beat.
+/// All policies; of two equally good ones the earlier is chosen. LRU, the first, is the baseline.
 pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "lru",

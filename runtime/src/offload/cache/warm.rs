@@ -1,12 +1,12 @@
-//! Initial knowledge of a cache: how often recorded routing used every expert.
+//! Initial expectations of a cache, from recorded uses of every expert.
 //!
-//! PowerInfer-2 (§4.2) fills its hot region from a profile before it starts, HybriMoE (§IV-D) begins with the experts that a
-//! warm-up chose. Here nothing is fixed by it: a policy believes the recorded uses as if it had seen them itself, and goes on
-//! counting.
+//! PowerInfer-2 (§4.2) fills its hot region from a profile before it starts. HybriMoE (§IV-D) begins with the
+//! experts that a warm-up chose. Here nothing is fixed: a policy treats recorded uses as observed ones and
+//! goes on counting.
 
 use super::experts::ExpertIndex;
 
-/// Tokens that recorded routing counts for at most: as many of the model's own outweigh it.
+/// Maximum number of tokens that recorded routing counts for: as many observed tokens outweigh it.
 pub(super) const BELIEVED: f64 = 1024.0;
 
 /// Expectation from recorded routing for every expert, by its number.
@@ -14,11 +14,11 @@ pub(super) const BELIEVED: f64 = 1024.0;
 pub(super) struct Expected {
     /// Probability that a token uses it.
     pub(super) probability: Vec<f64>,
-    /// Tokens that this counts for, by layer.
+    /// Number of tokens that the probability counts for, by layer.
     pub(super) tokens: Vec<f64>,
 }
 
-/// Reads `uses`, `[layer][expert]`. A layer of which nothing was recorded expects nothing.
+/// Reads `uses`, `[layer][expert]`. A layer without recorded uses has no expectations.
 pub(super) fn expected(experts: &ExpertIndex, uses: &[u32]) -> Expected {
     let (mut probability, mut tokens) = (vec![0.0; experts.count()], Vec::new());
     for (l, layer) in experts.layers().iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Memory that reads fill: one region, taken once, cut into aligned buffers.
+//! Memory for reads: one region, allocated once and cut into aligned buffers.
 //!
 //! A [`Buffer`] is the right to fill one of them, a [`Loaded`] the right to read what was filled. Dropping
-//! either gives the memory back, so eviction is a drop. Nothing is allocated after [`Buffers::new`].
+//! either frees the buffer, so eviction is a drop. Nothing is allocated after [`Buffers::new`].
 
 use super::extent::BLOCK;
 use crate::error::{Error, Result};
@@ -22,22 +22,23 @@ pub struct Class {
 #[derive(Debug)]
 pub struct Buffers {
     region: Region,
-    /// Place of every buffer in the region; those of a class follow each other, the smallest class first.
+    /// Range of every buffer in the region; buffers of a class are consecutive, the smallest class first.
     places: Vec<Range<usize>>,
-    /// By class: bytes of a buffer, and the free ones.
+    /// By class: buffer size in bytes, and the free buffers.
     free: Mutex<Vec<(u64, Vec<u32>)>>,
 }
 
 impl Buffers {
-    /// Takes the memory for all classes.
+    /// Allocates the memory for all classes.
     ///
     /// # Errors
-    /// [`Error::Io`] if the operating system refuses, or the sum is past what an address can hold.
+    /// [`Error::Io`] if the operating system refuses, or the sum exceeds the address space.
     pub fn new(classes: &[Class]) -> Result<Arc<Self>> {
         Self::cut("disk buffers", classes, Region::new)
     }
 
-    /// As [`Buffers::new`], in huge pages where the operating system has them: for `what` stays there once it was read.
+    /// As [`Buffers::new`], in huge pages where the operating system has them: for data that stays in memory
+    /// once it was read. `what` names it in errors.
     ///
     /// # Errors
     /// As [`Buffers::new`].
@@ -56,7 +57,7 @@ impl Buffers {
         })?;
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.bytes);
-        // The region checks that the sum fits an address; every place below it does, then.
+        // The region checks that the sum fits an address; so every position below it fits, too.
         let region = take(what, total)?;
         let (mut places, mut free, mut at) = (Vec::new(), Vec::new(), 0);
         for class in classes {
@@ -72,7 +73,7 @@ impl Buffers {
         Ok(Arc::new(Self { region, places, free: Mutex::new(free) }))
     }
 
-    /// Bytes that buffers of these classes take, or none if that is past what a number can hold.
+    /// Bytes that buffers of these classes take; `None` on overflow.
     pub fn bytes_of(classes: &[Class]) -> Option<u64> {
         classes.iter().try_fold(0_u64, |sum, c| {
             c.bytes.checked_next_multiple_of(BLOCK)?.checked_mul(u64::from(c.count))?.checked_add(sum)
@@ -86,10 +87,10 @@ impl Buffers {
         Some(Buffer { pool: Arc::clone(self), index })
     }
 
-    /// The buffer of an index, if it is free: for who keeps account of them itself.
+    /// The buffer of an index, if it is free: for callers that track free buffers themselves.
     pub fn claim(self: &Arc<Self>, index: u32) -> Option<Buffer> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        // From the end: who keeps account takes what was given back last.
+        // Searched from the end: callers that track buffers take the one that was freed last.
         let found = |(_, free): &mut (u64, Vec<u32>)| {
             let at = free.iter().rposition(|&i| i == index)?;
             Some(free.swap_remove(at))
@@ -124,7 +125,7 @@ impl Buffers {
         self.region.base()
     }
 
-    /// Address and size of every buffer, in order of addresses and without holes.
+    /// Address and size of every buffer, in address order and without gaps.
     #[cfg(target_os = "linux")]
     pub(super) fn places(&self) -> impl Iterator<Item = (Addr, usize)> {
         self.places.iter().map(|p| (self.region.base().plus(p.start), p.len()))
@@ -164,26 +165,26 @@ impl Buffer {
         self.pool.places.get(self.index as usize).map_or(0, Range::len) as u64
     }
 
-    /// Has the operating system back its first `bytes` bytes with memory now, in huge pages where the region requests them. Its bytes
-    /// stay as they are.
+    /// Makes the operating system back its first `bytes` bytes with memory now, in huge pages if the region
+    /// requests them. The contents do not change.
     pub(crate) fn populate(&mut self, bytes: u64) {
         let Some(place) = self.pool.places.get(self.index as usize) else { return };
         let bytes = bytes.min(place.len() as u64).next_multiple_of(BLOCK) as usize;
         if !self.pool.region.populate(place.start, bytes) {
             for at in (0..bytes).step_by(HUGE_PAGE) {
                 let first = self.addr().plus(at).ptr();
-                // SAFETY: the byte lies in the buffer, which is this one's to fill.
+                // SAFETY: the byte is in the buffer, which `self` has the right to fill.
                 unsafe { first.write_volatile(first.read_volatile()) };
             }
         }
     }
 
-    /// Whether it is one of these.
+    /// Whether it belongs to this region.
     pub fn is_of(&self, pool: &Arc<Buffers>) -> bool {
         Arc::ptr_eq(&self.pool, pool)
     }
 
-    /// Bytes of the buffer; empty if the range lies outside of it.
+    /// Bytes of the buffer; empty if the range is outside of it.
     ///
     /// # Safety
     /// Nothing writes to them while the result lives.
@@ -192,8 +193,8 @@ impl Buffer {
             return &[];
         }
         let at = self.addr().plus(range.start as usize).ptr();
-        // SAFETY: the range was checked to lie in the buffer, whose memory the pool holds; it began as zeros.
-        // That nothing writes is the caller's promise.
+        // SAFETY: the range was checked to be inside the buffer, whose memory the pool holds and has zeroed
+        // at first. The caller guarantees that nothing writes to it.
         unsafe { std::slice::from_raw_parts(at, (range.end - range.start) as usize) }
     }
 }
@@ -212,7 +213,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The caller knows that no read into the buffer is under way.
+    /// The caller guarantees that no read into the buffer is in flight.
     pub(super) fn new(buffer: Buffer, bytes: u64) -> Self {
         Self { buffer, bytes }
     }
@@ -224,7 +225,7 @@ impl Loaded {
 
     /// Bytes that were read: the extents in their order, each at the next multiple of [`BLOCK`].
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer is held here, and a scheduler gives it away only when no read fills it.
+        // SAFETY: the buffer is held here, and a scheduler hands it out only when no read fills it.
         unsafe { self.buffer.slice(0..self.bytes) }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Returns the time since some moment in the past; never runs backwards.
+/// Returns the time since an arbitrary moment in the past; never runs backwards.
 pub trait Clock: Send + Sync {
     /// Now.
     fn now(&self) -> Duration;

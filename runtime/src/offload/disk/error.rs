@@ -12,7 +12,7 @@ pub struct ReadError {
     pub path: PathBuf,
     /// Index of the extent in its table.
     pub extent: u32,
-    /// Layer and expert that it is a matrix of, where that is known.
+    /// Layer and expert of the matrix, if known.
     pub expert: Option<(u32, u32)>,
     /// Offset of the extent in the file.
     pub offset: u64,
@@ -50,26 +50,26 @@ pub enum ReadFault {
         /// Bytes that it has now.
         found: u64,
     },
-    /// The operating system returned nothing, though the file goes on.
+    /// The operating system returned no bytes before the end of the file.
     Nothing {
         /// Times that the block was read.
         attempts: u32,
     },
-    /// No answer came in time.
+    /// The read did not end in time.
     Stalled {
-        /// Time that was given.
+        /// Time limit.
         limit: Duration,
     },
-    /// The bytes are not those that were written.
+    /// The checksum does not match.
     Checksum {
-        /// CRC-32C that the extent table names.
+        /// CRC-32C in the extent table.
         expected: u32,
-        /// CRC-32C of what was read last.
+        /// CRC-32C of the bytes that were read last.
         found: u32,
         /// Times that the extent was read.
         attempts: u32,
     },
-    /// The reader itself broke down.
+    /// The reader itself failed.
     Reader {
         /// Error number.
         errno: i32,
@@ -104,7 +104,7 @@ impl ReadFault {
         }
     }
 
-    /// Whether the file is to blame, and not the machine that it lies on.
+    /// Whether the fault is the file's, not the machine's.
     pub fn is_of_the_file(&self) -> bool {
         matches!(self, Self::Truncated { .. } | Self::Checksum { .. })
     }

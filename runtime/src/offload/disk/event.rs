@@ -1,4 +1,4 @@
-//! Requests to a store and its events.
+//! Requests to a disk and its events.
 
 use super::buffer::{Buffer, Loaded};
 use super::error::ReadError;
@@ -15,7 +15,7 @@ pub enum Priority {
     Prefetch,
 }
 
-/// Names a fetch.
+/// Name of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// Index of its buffer.
@@ -34,15 +34,16 @@ impl Ticket {
 /// Result of a fetch.
 #[derive(Debug)]
 pub enum Event {
-    /// An extent is there while others of its fetch are not yet. It lies in the buffer, [`super::extent::BLOCK`]-aligned
-    /// after those before it, and is not written to until the buffer is submitted again.
+    /// An extent has arrived, while others of its fetch have not. It is in the buffer,
+    /// [`super::extent::BLOCK`]-aligned after those before it. Nothing writes to it until the buffer is
+    /// submitted again.
     Arrived {
         /// Fetch.
         ticket: Ticket,
         /// Index of the extent in the table.
         extent: u32,
     },
-    /// All extents are there. The last to arrive is not distinguished.
+    /// All extents have arrived. The last one has no event of its own.
     Done {
         /// Fetch.
         ticket: Ticket,
@@ -61,15 +62,15 @@ pub enum Event {
         /// Fetch.
         ticket: Ticket,
     },
-    /// The last read of a fetch that failed or was cancelled has ended, and its buffer is free: told after
-    /// [`Event::Failed`] or [`Event::Cancelled`], and never of a read that does not end.
+    /// The last read of a fetch that failed or was cancelled has ended, and its buffer is free. Follows
+    /// [`Event::Failed`] or [`Event::Cancelled`], but never for a read that does not end.
     Released {
         /// Fetch.
         ticket: Ticket,
     },
 }
 
-/// Task of a fetch.
+/// Request for a fetch.
 #[derive(Debug)]
 pub(super) struct Fetch {
     pub(super) ticket: Ticket,

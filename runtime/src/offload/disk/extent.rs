@@ -17,27 +17,28 @@ pub struct Extent {
     pub offset: u64,
     /// Size, at least 1.
     pub bytes: u64,
-    /// CRC-32C (Castagnoli) of the bytes; none if there is no checksum: then they are returned as they were read.
+    /// CRC-32C (Castagnoli) of the bytes; `None`: they are not checked.
     pub crc32c: Option<u32>,
 }
 
 impl Extent {
-    /// Offset of the next extent if it is read together with this one.
+    /// Offset of the next extent, if that one is to be read together with this one.
     const fn next(&self) -> u64 {
         (self.offset + self.bytes).next_multiple_of(BLOCK)
     }
 }
 
-/// A file that extents lie in.
+/// A file that contains extents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEntry {
     /// Path.
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
-    /// Whether it is read through the page cache even where reads may pass by it: for bytes that are known to lie there.
+    /// Whether it is read through the page cache even if reads may bypass it: for bytes that are known to be
+    /// in the page cache.
     pub cached: bool,
-    /// The file that it must be, which was opened and checked before; `None`: whatever lies there.
+    /// Identity of the file, which was opened and checked before; `None`: any file at that path.
     pub identity: Option<FileId>,
 }
 
@@ -55,7 +56,7 @@ pub struct ExtentRun {
     pub file: u32,
     /// Offset of the first extent.
     pub offset: u64,
-    /// Bytes to the end of the last one, gaps of alignment included.
+    /// Bytes to the end of the last one, alignment gaps included.
     pub bytes: u64,
 }
 
@@ -63,7 +64,7 @@ impl ExtentTable {
     /// Checks the extents.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for an extent that is empty, not aligned, outside of its file or of no file.
+    /// [`Error::Bundle`] for an extent that is empty, not aligned, outside of its file, or without a file.
     pub fn new(files: Vec<FileEntry>, extents: Vec<Extent>) -> Result<Self> {
         for (i, e) in extents.iter().enumerate() {
             let wrong = |why: &str| Err(Error::plan(format!("extent {i} {why}")));
@@ -71,7 +72,7 @@ impl ExtentTable {
             if e.bytes == 0 || !e.offset.is_multiple_of(BLOCK) {
                 return wrong("is empty or not aligned to 4096 bytes");
             }
-            // Far from overflow, so that rounding up cannot either.
+            // Small enough that rounding up cannot overflow.
             if e.offset.checked_add(e.bytes).is_none_or(|end| end > file.bytes || end > i64::MAX as u64) {
                 return wrong("lies outside of its file");
             }
@@ -89,10 +90,10 @@ impl ExtentTable {
         &self.extents
     }
 
-    /// The range that `count` extents from `first` on make up.
+    /// The range of `count` extents from `first` on.
     ///
     /// # Errors
-    /// [`Error::Bundle`] if there are none, or if one does not begin where the one before it ends, rounded up
+    /// [`Error::Bundle`] for no extents, or if one does not begin at the end of the previous one, rounded up
     /// to [`BLOCK`].
     pub fn run(&self, first: u32, count: u32) -> Result<ExtentRun> {
         let range = first as usize..first as usize + count as usize;
@@ -108,7 +109,7 @@ impl ExtentTable {
     }
 }
 
-/// CRC-32C (Castagnoli) of bytes, as [`Extent::crc32c`] holds it.
+/// Computes the CRC-32C (Castagnoli) of bytes, for [`Extent::crc32c`].
 pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }

@@ -1,4 +1,4 @@
-//! The files that extents lie in, opened past the page cache where the file system allows it.
+//! The files that contain extents, opened for direct reads where the file system allows it.
 
 use super::extent::{ExtentTable, FileEntry};
 use crate::error::{Error, Result};
@@ -16,21 +16,22 @@ pub struct Files {
 #[derive(Debug)]
 struct Open {
     file: File,
-    /// Reason for reading through the page cache; `None` if it is bypassed, or requested by the table.
+    /// Reason for reading through the page cache; `None` if it is bypassed, or if the table requests it.
     buffered: Option<String>,
 }
 
 impl Files {
-    /// Opens every file of a table, past the page cache if `direct` and neither the table nor the file system is against it.
+    /// Opens every file of a table; past the page cache if `direct`, unless the table or the file system
+    /// prevents it.
     ///
     /// # Errors
-    /// A file that is missing, is none, or has another size than the table says.
+    /// A file is missing, is not a regular file, or does not have the size in the table.
     pub fn open(table: &ExtentTable, direct: bool) -> Result<Self> {
         let files = table.files().iter().map(|f| open(f, direct)).collect::<Result<_>>()?;
         Ok(Self { files })
     }
 
-    /// None: for a modelled device, which reads nothing.
+    /// No files: for a simulated device, which reads nothing.
     pub fn none() -> Self {
         Self { files: Vec::new() }
     }
@@ -50,7 +51,7 @@ impl Files {
         self.get(index)?.metadata().ok().map(|m| m.len())
     }
 
-    /// `direct reads`, or why some are not.
+    /// `direct reads`, or the reason that some are not direct.
     pub fn describe(&self) -> String {
         match self.files.iter().find_map(|f| f.buffered.as_ref()) {
             None => "direct reads".to_owned(),
@@ -58,7 +59,7 @@ impl Files {
         }
     }
 
-    /// Whether every file is read past the page cache, but for those that are to be read through it.
+    /// Whether every file is read past the page cache, except those that are to be read through it.
     pub fn is_direct(&self) -> bool {
         self.files.iter().all(|f| f.buffered.is_none())
     }
@@ -87,12 +88,12 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
     Ok(opened)
 }
 
-/// Tries direct reads first, if they are wanted; what the file system says against them is kept.
+/// Tries direct reads first, if requested; keeps the reason for which the file system refuses them.
 fn choose(direct: bool, open: &dyn Fn(bool) -> io::Result<File>) -> io::Result<Open> {
     let buffered = if direct {
         match open(true) {
             Ok(file) => return Ok(Open { file, buffered: None }),
-            // Any other error would meet the second attempt, too.
+            // Any other error would fail the second attempt, too.
             Err(e) if refused(&e) => format!("the file system refuses direct ones: {e}"),
             Err(e) => return Err(e),
         }
@@ -115,13 +116,13 @@ fn open_one(path: &Path, direct: bool) -> io::Result<File> {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let file = regular::open_with(path, flags)?;
     if direct {
-        // Some file systems refuse only when it comes to reading, or want larger blocks.
+        // Some file systems refuse only when reading, or require larger blocks.
         let region = Region::new("first block of a file", BLOCK).map_err(io::Error::other)?;
         // SAFETY: the region has that many zeroed bytes and nothing else refers to it.
         let block = unsafe { std::slice::from_raw_parts_mut(region.base().ptr(), region.bytes()) };
         match file.read_at(block, 0) {
             Err(e) if refused(&e) => return Err(e),
-            // Whatever else it is will be met, and reported, when it matters.
+            // Any other error occurs again, and is reported, when it matters.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! A store's view of an SSD: fetches go in, events come out, a thread of its own reads.
+//! An SSD with a thread of its own that reads: fetches go in, events come out.
 
 use super::buffer::{Buffer, Buffers};
 use super::clock::Clock;
@@ -16,21 +16,23 @@ use std::time::Duration;
 
 /// An SSD: fetches go in, events come out.
 ///
-/// [`ThreadedDisk`] is the real one. What is built on this trait runs under virtual time, too, where another one implements it.
+/// [`ThreadedDisk`] is the real one. Code over this trait can also run under virtual time, with another
+/// implementation.
 pub trait Disk: Send + Sync {
     /// Its requests and events.
     fn queue(&self) -> &DiskQueue;
 
-    /// Has what was requested begun.
+    /// Makes it begin what was requested.
     fn wake(&self);
 
-    /// Waits for an event, at most as long as said (none: for ever). Returns whether there is something to [`Disk::poll`].
+    /// Waits for an event, for at most `at_most` (`None`: without limit). Returns whether there is an event
+    /// to [`Disk::poll`].
     fn news(&self, at_most: Option<Duration>) -> bool;
 
-    /// The time of the thread that waits for it, since some moment in the past.
+    /// Time of the waiting thread, since an arbitrary moment in the past.
     fn now(&self) -> Duration;
 
-    /// Which reader it is and what it has, for people.
+    /// Description of the reader and its features, for users.
     fn describe(&self) -> &str;
 
     /// The next event, if there is one.
@@ -41,8 +43,8 @@ pub trait Disk: Send + Sync {
     /// Reads `count` neighbouring extents from `first` on into a buffer, the first one to its front.
     ///
     /// # Errors
-    /// Extents that are not there or not neighbours, more than [`MAX_PARTS`](super::MAX_PARTS), a buffer that is too small or
-    /// of another region, or a reader that has broken down. The buffer is free again then.
+    /// Extents that do not exist or are not neighbours, more than [`MAX_PARTS`](super::MAX_PARTS), a buffer
+    /// that is too small or of another region, or a reader that has failed. The buffer is free again then.
     fn submit(&self, first: u32, count: u32, priority: Priority, buffer: Buffer) -> Result<Ticket> {
         let ticket = self.queue().submit(first, count, priority, buffer)?;
         self.wake();
@@ -55,14 +57,14 @@ pub trait Disk: Send + Sync {
         self.wake();
     }
 
-    /// Gives up a fetch: blocks that were not started are not read. Unless it has ended already it ends in
+    /// Cancels a fetch: blocks that were not started are not read. Unless it has ended already, it ends in
     /// [`Event::Cancelled`].
     fn cancel(&self, ticket: Ticket) {
         self.queue().push(Command::Cancel(ticket));
         self.wake();
     }
 
-    /// What was read so far.
+    /// Statistics of reads so far.
     fn stats(&self) -> Stats {
         self.queue().stats()
     }
@@ -88,8 +90,8 @@ impl ThreadedDisk {
     /// Opens the files of `table` and starts the thread. Reads go to `buffers`.
     ///
     /// # Errors
-    /// A file that is missing or has another size, an option out of its range, io_uring requested by name
-    /// where there is none, or a thread that cannot be started.
+    /// A file that is missing or has another size, an option out of its range, io_uring requested by name but
+    /// missing, or a thread that cannot be started.
     pub fn open(
         table: Arc<ExtentTable>,
         buffers: Arc<Buffers>,
@@ -99,7 +101,7 @@ impl ThreadedDisk {
         Self::with_reader(table, buffers, options, clock, |reader| reader)
     }
 
-    /// As [`ThreadedDisk::open`], with something put before the reader.
+    /// As [`ThreadedDisk::open`], with a wrapper around the reader.
     ///
     /// # Errors
     /// As [`ThreadedDisk::open`].
@@ -122,7 +124,7 @@ impl ThreadedDisk {
         Ok(Self { queue, waker, handle, clock, description })
     }
 
-    /// Waits for an event, at most as long as said (none: for ever).
+    /// Waits for an event, for at most `at_most` (`None`: without limit).
     pub fn wait(&self, at_most: Option<Duration>) -> Option<Event> {
         self.queue.until_news(at_most).pop_front()
     }

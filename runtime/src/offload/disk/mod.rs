@@ -1,14 +1,16 @@
 //! Weights that stay on disk: extents of the weight files, read into memory taken beforehand.
 //!
-//! * [`extent`]: which bytes of which file are read and checked together.
+//! * [`extent`]: ranges of files that are read and checked together.
 //! * [`buffer`]: the memory that they are read into.
-//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it, and [`open`] takes one.
-//! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
+//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two implementations, and
+//!   [`open`] chooses one.
+//! * `scheduler`: extents cut into blocks, the urgent ones first; failed reads are repeated, or end in an
 //!   error that names file and extent.
-//! * [`worker`]: that by turns; [`handle`]: [`ThreadedDisk`], which takes them on a thread of its own, and [`Disk`], what others see of it.
+//! * [`worker`]: runs scheduler and reader in turns; [`handle`]: [`ThreadedDisk`], which does so on a thread
+//!   of its own, and its public trait [`Disk`].
 //!
-//! Invariant: bytes are handed out only after all of them were read and their checksum, where they have one, agreed. Where checksums are turned off,
-//! that holds for extents of which a read has failed on the way.
+//! Invariant: bytes are handed out only after all of them were read and their checksum, if there is one,
+//! matched. If checksums are turned off, only extents with a failed read are checked.
 
 pub mod buffer;
 pub mod clock;

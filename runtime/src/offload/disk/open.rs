@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The reader that `options` request and this machine has.
 ///
 /// # Errors
-/// io_uring was requested by name and is not there; threads cannot be started.
+/// io_uring was requested by name but is missing; threads cannot be started.
 pub fn reader(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> Result<Box<dyn Reader>> {
     let threads = |why: Option<String>| -> Result<Box<dyn Reader>> {
         Ok(Box::new(Threads::new(Arc::clone(files), Arc::clone(buffers), options.depth as usize, why)?))

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// Smallest block, in bytes: what direct reads require of offsets, lengths and addresses.
+/// Smallest block, in bytes: direct reads require it of offsets, lengths and addresses.
 pub const SMALLEST_BLOCK: u32 = 4 << 10;
 /// Largest block, in bytes: the last of the table that a device is measured by (PowerInfer-2, §2.3.2).
 pub const LARGEST_BLOCK: u32 = 512 << 10;
@@ -11,7 +11,7 @@ pub const LARGEST_BLOCK: u32 = 512 << 10;
 /// Choice of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// io_uring where the kernel has it, else threads.
+    /// io_uring if the kernel has it, else threads.
     #[default]
     Auto,
     /// io_uring or an error.
@@ -28,7 +28,7 @@ impl Choice {
     /// Reads `auto`, `io_uring` or `pread`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another name; `what` says where it was given.
+    /// [`Error::Usage`] for another name; `what` names the source of the name.
     pub fn parse(what: &'static str, name: &str) -> Result<Self> {
         let found = CHOICES.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice);
         let range = "`auto`, `io_uring` or `pread`";
@@ -52,22 +52,22 @@ impl Choice {
 pub struct Options {
     /// Reader.
     pub reader: Choice,
-    /// Whether reads pass by the kernel's page cache where the file system lets them.
+    /// Whether reads bypass the kernel's page cache where the file system allows it.
     pub direct: bool,
     /// Most bytes of one read: a multiple of 4096 between [`SMALLEST_BLOCK`] and [`LARGEST_BLOCK`].
     pub block_bytes: u32,
     /// Most reads in flight, 1 to 1024.
     pub depth: u32,
-    /// Whether the checksum of every extent is compared before it is handed out, and not only of those that had a failed
-    /// read.
+    /// Whether the checksum of every extent is compared before it is handed out. Otherwise only extents with
+    /// a failed read are checked.
     pub verify_reads: bool,
-    /// Whether the memory of all buffers is made known to the kernel beforehand, where that is possible. It is then there at
-    /// once: not for buffers that are filled one after the other, and once.
+    /// Whether the memory of all buffers is registered with the kernel beforehand, if possible. Registered
+    /// memory is allocated at once: not useful for buffers that are filled one by one, and only once.
     pub register: bool,
-    /// Number of times that a block is read again after an error of the device or without getting any further, and an
-    /// extent whose checksum is wrong.
+    /// Maximum number of repeated reads: of a block after a device error or without progress, and of an
+    /// extent with a wrong checksum.
     pub retries: u32,
-    /// Number of times that a block is read again because the kernel requested it (`EINTR`, `EAGAIN`).
+    /// Maximum number of repeated reads of a block at the kernel's request (`EINTR`, `EAGAIN`).
     pub interruptions: u32,
     /// Longest time that a read may take.
     pub time_limit: Duration,
@@ -90,7 +90,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Checks the ranges.
+    /// Fails if a value is out of its range.
     ///
     /// # Errors
     /// [`Error::Usage`].

@@ -10,14 +10,14 @@ use std::time::Duration;
 pub(super) struct ExtentProgress {
     /// Bytes that were cut into blocks.
     pub(super) cut: u64,
-    /// Bytes that are not there yet.
+    /// Bytes that have not arrived.
     pub(super) left: u64,
-    /// Bytes from its front on whose checksum is known, and that checksum, where all are compared.
+    /// Length of the checked prefix in bytes, and its checksum, if all extents are checked.
     pub(super) summed: u64,
     pub(super) crc32c: u32,
-    /// Times that it was read whole.
+    /// Number of times that it was read as a whole.
     pub(super) readings: u32,
-    /// Whether a read of it failed on the way.
+    /// Whether a read of it has failed.
     pub(super) doubtful: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Active {
     pub(super) buffer: Buffer,
     /// Reads and retries that hold the buffer.
     pub(super) in_flight: u32,
-    /// It has failed or was cancelled, and waits for its reads only.
+    /// Whether it has failed or was cancelled, and only waits for its reads in flight.
     pub(super) over: bool,
     pub(super) parts: [ExtentProgress; MAX_PARTS],
 }
@@ -40,9 +40,9 @@ pub(super) struct Active {
 pub(super) struct Block {
     pub(super) ticket: Ticket,
     pub(super) part: u32,
-    /// Place in the extent.
+    /// Offset in the extent.
     pub(super) at: u64,
-    /// Bytes wanted, and how many of them are there: a multiple of [`BLOCK`] while some are missing.
+    /// Bytes to read, and how many of them have arrived: a multiple of [`BLOCK`] while some are missing.
     pub(super) bytes: u32,
     pub(super) got: u32,
     pub(super) failures: u32,
@@ -52,7 +52,7 @@ pub(super) struct Block {
 }
 
 impl Active {
-    /// Whether there may be blocks to cut.
+    /// Whether there may be more blocks to cut.
     pub(super) fn unfinished(&self) -> bool {
         !self.over && self.parts.iter().any(|p| p.left > 0)
     }

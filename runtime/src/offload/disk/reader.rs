@@ -1,4 +1,4 @@
-//! One attempt to read one block, and who makes it.
+//! Interface of readers: one attempt to read one block.
 
 use crate::error::Result;
 use crate::platform::memory::Addr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// One read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Comes back with the answer.
+    /// Token that the result carries.
     pub token: u64,
     /// Index of the file.
     pub file: u32,
@@ -26,13 +26,13 @@ pub struct Read {
 /// The answer to a [`Read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadResult {
-    /// That of the read.
+    /// Token of the read.
     pub token: u64,
     /// Bytes read from the front of the range, or the operating system's error number.
     pub result: Result<u32, i32>,
 }
 
-/// Reads blocks, many at a time. Makes one attempt each and reports what came of it.
+/// Reads blocks, many at a time. Makes one attempt for each and reports the result.
 pub trait Reader: Send {
     /// Most reads in flight.
     fn depth(&self) -> usize;
@@ -43,12 +43,13 @@ pub trait Reader: Send {
     /// The reader is broken and must be dropped. Some of the reads may have been started.
     ///
     /// # Safety
-    /// The bytes of every read belong to a buffer of the reader's [`Buffers`](super::Buffers), and nothing else accesses them
-    /// before its [`ReadResult`] was returned. No more than [`Reader::depth`] are in flight.
+    /// The bytes of every read belong to a buffer of the reader's [`Buffers`](super::Buffers), and nothing
+    /// else accesses them before its [`ReadResult`] was returned. No more than [`Reader::depth`] are in
+    /// flight.
     unsafe fn submit(&mut self, reads: &[Read]) -> io::Result<()>;
 
-    /// Waits until a read has ended, [`Wake::wake`] was called, or `at_most` is over (none: for
-    /// ever), and appends all reads that have ended. May return early with none.
+    /// Waits until a read has ended, [`Wake::wake`] was called, or `at_most` is over (`None`: no limit).
+    /// Appends all reads that have ended; may return early without any.
     ///
     /// # Errors
     /// The reader is broken and must be dropped.
@@ -57,12 +58,12 @@ pub trait Reader: Send {
     /// Ends a [`Reader::wait`] from another thread.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// Name, for people.
+    /// Name, for users.
     fn describe(&self) -> String;
 }
 
 /// Ends a [`Reader::wait`], the present or the next one.
 pub trait Wake: Send + Sync {
-    /// Does it.
+    /// Ends the wait.
     fn wake(&self);
 }

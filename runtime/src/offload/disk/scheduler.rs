@@ -1,9 +1,9 @@
-//! Scheduler of blocks: the one that is read next, and the handling of results.
+//! Scheduler of blocks: chooses the block to read next, and handles results.
 //!
-//! A fetch reads neighbouring extents into one buffer. It is cut into blocks, in order; as many as the
-//! reader's depth are in flight, those of urgent fetches before all others. An answer that falls short is
-//! requested again: bounded, and then a [`ReadError`]. The state is all here and belongs to one thread; it
-//! owns the buffer of a fetch until no read into it is in flight.
+//! A fetch reads neighbouring extents into one buffer. It is cut into blocks, in order. As many blocks as the
+//! reader's depth are in flight, those of urgent fetches first. An incomplete read is repeated a bounded
+//! number of times, and then becomes a [`ReadError`]. All state is here and belongs to one thread. It owns
+//! the buffer of a fetch until no read into it is in flight.
 
 use super::buffer::Loaded;
 use super::clock::Clock;
@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes in flight past which nothing is read ahead: enough to keep a device busy. What is urgent waits for no more than
-/// these, whatever is being read ahead.
+/// Bytes in flight above which no prefetch is started: enough to keep a device busy. An urgent read waits for
+/// no more than these.
 const AHEAD: u64 = 2 << 20;
 
 /// Counts since the start.
@@ -39,22 +39,22 @@ pub(super) struct ReadScheduler {
     options: Options,
     /// By buffer.
     active: Vec<Option<Active>>,
-    /// Fetches with blocks to cut, by priority. Entries of fetches that ended or changed are passed over.
+    /// Fetches with blocks to cut, by priority. Entries of fetches that have ended or changed are skipped.
     queues: [VecDeque<Ticket>; 2],
     /// Blocks in flight or to be read again; their index is in their token.
     blocks: Vec<Option<Block>>,
-    /// Counts up in the upper half of tokens, so that an answer that comes twice is not taken for another.
+    /// Counter in the upper half of tokens, so that a duplicate result is not taken for another one.
     round: u32,
     rounds: Vec<u32>,
     free: Vec<u32>,
     again: VecDeque<u32>,
-    /// Whether the operating system has requested patience since the last start.
+    /// Whether the operating system has returned `EAGAIN` or `EINTR` since the last start.
     patience: bool,
     pub(super) counts: Counts,
 }
 
 impl ReadScheduler {
-    /// For `buffers` buffers and at most `depth` reads in flight.
+    /// Creates a scheduler for `buffers` buffers and at most `depth` reads in flight.
     pub(super) fn new(
         table: Arc<ExtentTable>,
         files: Arc<Files>,
@@ -80,7 +80,7 @@ impl ReadScheduler {
         }
     }
 
-    /// Takes on a fetch, whose extents are neighbours in the table and fit its buffer.
+    /// Accepts a fetch, whose extents are neighbours in the table and fit its buffer.
     pub(super) fn add(&mut self, fetch: Fetch) {
         let Fetch { ticket, first, count, priority, buffer } = fetch;
         let mut parts = [ExtentProgress::default(); MAX_PARTS];
@@ -110,7 +110,7 @@ impl ReadScheduler {
         queue.push_back(ticket);
     }
 
-    /// Makes a fetch urgent, if it is still under way.
+    /// Makes a fetch urgent, if it has not ended.
     pub(super) fn raise(&mut self, ticket: Ticket) {
         if let Some(f) = find_mut(&mut self.active, ticket).filter(|f| f.priority != Priority::Demand) {
             f.priority = Priority::Demand;
@@ -120,7 +120,7 @@ impl ReadScheduler {
         }
     }
 
-    /// Reads no more blocks of a fetch, if it is still under way.
+    /// Cancels a fetch, if it has not ended: no more of its blocks are read.
     pub(super) fn cancel(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         if find(&self.active, ticket).is_some_and(|f| !f.over) {
             events.push_back(Event::Cancelled { ticket });
@@ -133,8 +133,8 @@ impl ReadScheduler {
         self.blocks.len() - self.free.len() - self.again.len()
     }
 
-    /// Whether to wait a moment before the next start: the operating system asked to try again, and no other read will
-    /// end in the meantime.
+    /// Whether to wait a moment before the next start: the operating system asked to try again, and no other
+    /// read will end in the meantime.
     pub(super) fn should_pause(&mut self) -> bool {
         std::mem::take(&mut self.patience) && self.in_flight() == 0
     }
@@ -200,7 +200,7 @@ impl ReadScheduler {
         None
     }
 
-    /// Writes down a block as in flight under a new token.
+    /// Records a block as in flight under a new token.
     fn begin(&mut self, index: u32, block: Block, reads: &mut Vec<Read>) {
         let Some(f) = find(&self.active, block.ticket) else { return };
         let extents = extents(&self.table, f.first, f.count);
@@ -220,7 +220,7 @@ impl ReadScheduler {
         self.blocks[index as usize] = Some(block);
     }
 
-    /// Takes an answer.
+    /// Handles the result of a read.
     pub(super) fn finish(&mut self, done: ReadResult, events: &mut VecDeque<Event>) {
         let (index, round) = (done.token as u32, (done.token >> 32) as u32);
         let known = self.rounds.get(index as usize) == Some(&round) && !self.again.contains(&index);
@@ -290,8 +290,8 @@ impl ReadScheduler {
         (found < e.offset + block.at + u64::from(block.bytes)).then_some(ReadFault::Truncated { found })
     }
 
-    /// Takes into the checksum of a part what has come without a gap, while later blocks are on their way: when the last one
-    /// is there, little is left to do.
+    /// Extends the checksum of a part over the bytes that have arrived without a gap, while later blocks are
+    /// in flight. So little is left to do when the last one arrives.
     fn sum(&mut self, ticket: Ticket, part: u32) {
         let on_their_way = self.blocks.iter().flatten().filter(|b| b.ticket == ticket && b.part == part);
         let first = on_their_way.map(|b| b.at).min();
@@ -301,13 +301,15 @@ impl ReadScheduler {
         let state = &mut f.parts[part as usize];
         let (start, end) = (e.offset - base.offset, first.unwrap_or(state.cut));
         if end > state.summed {
-            // SAFETY: the reads of all blocks before `end` have ended, and other blocks share no byte with these.
+            // SAFETY: the reads of all blocks before `end` have ended, and other blocks share no byte with
+            // these.
             let bytes = unsafe { f.buffer.slice(start + state.summed..start + end) };
             (state.crc32c, state.summed) = (checksum_after(state.crc32c, bytes), end);
         }
     }
 
-    /// All bytes of a part are there: checks them if they are to be or are in doubt.
+    /// Handles a part whose bytes have all arrived: compares the checksum if all are checked or a read has
+    /// failed.
     fn complete(&mut self, ticket: Ticket, part: u32, events: &mut VecDeque<Event>) {
         let Some(f) = find_mut(&mut self.active, ticket) else { return };
         let extents = extents(&self.table, f.first, f.count);
@@ -356,7 +358,7 @@ impl ReadScheduler {
         self.end(ticket, events);
     }
 
-    /// A fetch is over; its buffer is free if no read holds it.
+    /// Ends a fetch; its buffer is free if no read holds it.
     fn end(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         if let Some(f) = find_mut(&mut self.active, ticket) {
             f.over = true;
@@ -364,16 +366,16 @@ impl ReadScheduler {
         }
     }
 
-    /// Gives the buffer of a fetch that is over back, unless a read holds it.
+    /// Frees the buffer of a fetch that is over, unless a read holds it.
     fn release(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         if find(&self.active, ticket).is_some_and(|f| f.over && f.in_flight == 0) {
-            // Notified when it is done: who hears of it finds the buffer free.
+            // Published last: the receiver of the event finds the buffer free.
             self.active[ticket.buffer as usize] = None;
             events.push_back(Event::Released { ticket });
         }
     }
 
-    /// A block is no longer in flight. The last one of a fetch that is over gives the buffer back.
+    /// Removes a block that is no longer in flight. The last one of a fetch that is over frees the buffer.
     fn free(&mut self, index: u32, ticket: Ticket, events: &mut VecDeque<Event>) {
         self.blocks[index as usize] = None;
         self.free.push(index);
@@ -383,7 +385,7 @@ impl ReadScheduler {
         }
     }
 
-    /// Hands out a fetch all of whose parts are there.
+    /// Hands out a fetch whose parts have all arrived.
     fn deliver(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         let done = |f: &Active| !f.over && f.in_flight == 0 && f.parts.iter().all(|p| p.left == 0);
         if find(&self.active, ticket).is_some_and(done)
@@ -394,14 +396,15 @@ impl ReadScheduler {
         }
     }
 
-    /// Time when the first read in flight will have taken too long.
+    /// Time at which the oldest read in flight exceeds its limit.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let waiting = self.blocks.iter().flatten().filter(|b| !b.overdue);
         waiting.map(|b| b.since.saturating_add(self.options.time_limit)).min()
     }
 
-    /// Ends fetches whose reads take too long. A read is not started twice: the first one may still write to
-    /// its buffer. Where every place in the queue is held by such reads, what waits for one ends as well.
+    /// Ends fetches whose reads exceed the time limit. A read is not started twice: the first one may still
+    /// write to its buffer. If such reads hold every place in the queue, fetches that wait for a place end as
+    /// well.
     pub(super) fn expire(&mut self, events: &mut VecDeque<Event>) {
         let (now, limit) = (self.clock.now(), self.options.time_limit);
         for i in 0..self.blocks.len() {
@@ -431,7 +434,7 @@ impl ReadScheduler {
         }
     }
 
-    /// Ends every fetch in silence.
+    /// Ends every fetch without events.
     pub(super) fn stop(&mut self) {
         for f in self.active.iter_mut().flatten() {
             f.over = true;
@@ -445,7 +448,7 @@ impl ReadScheduler {
 
 impl Drop for ReadScheduler {
     fn drop(&mut self) {
-        // A read into these may still end: their memory is never given back.
+        // A read into these may still end: their memory is never freed.
         for f in self.active.drain(..).flatten().filter(|f| f.in_flight > 0) {
             std::mem::forget(f.buffer);
         }

@@ -1,4 +1,4 @@
-//! Reading with `pread` on threads: what every Unix can do.
+//! Reading with `pread` on threads, on any Unix.
 
 use super::buffer::Buffers;
 use super::files::Files;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Most threads: more of them only wait for the same queue of the drive.
+/// Maximum number of threads: more would only wait for the same queue of the drive.
 const MOST: usize = 32;
 /// Stack of a thread, in bytes.
 const STACK: usize = 64 << 10;
@@ -20,7 +20,7 @@ const STACK: usize = 64 << 10;
 struct State {
     waiting: VecDeque<Read>,
     ended: VecDeque<ReadResult>,
-    /// Reads submitted whose answer was not yet fetched.
+    /// Reads that were submitted and whose results were not yet fetched.
     in_flight: usize,
     woken: bool,
     stop: bool,
@@ -28,12 +28,12 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    /// There is something to read, or the end has come.
+    /// Signals that there is a read to do, or that the reader ends.
     work: Condvar,
-    /// A read has ended, or [`Wake::wake`] was called.
+    /// Signals that a read has ended, or that [`Wake::wake`] was called.
     news: Condvar,
     files: Arc<Files>,
-    /// Held so that the memory outlives a read that takes longer than its reader.
+    /// Keeps the memory alive for a read that takes longer than its reader lives.
     _buffers: Arc<Buffers>,
 }
 
@@ -58,7 +58,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Starts `depth` threads, 32 at most. `why` says why they are used, for people.
+    /// Starts `depth` threads, 32 at most. `why` is the reason for their use, for users.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -79,7 +79,7 @@ impl Threads {
         for i in 0..depth {
             let shared = Arc::clone(&reader.shared);
             let thread = std::thread::Builder::new().name(format!("moec-read-{i}")).stack_size(STACK);
-            // Those that run already end when the reader is dropped.
+            // Threads that run already end when the reader is dropped.
             reader.handles.push(thread.spawn(move || work(&shared)).map_err(Error::thread)?);
         }
         Ok(reader)
@@ -107,8 +107,8 @@ fn work(shared: &Shared) {
 fn perform(files: &Files, read: &Read) -> Result<u32, i32> {
     let file = files.get(read.file).ok_or(libc::EBADF)?;
     let offset = libc::off_t::try_from(read.offset).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the descriptor is open as long as `files`; the code that submitted the read has promised that the
-    // bytes are those of a buffer and that nothing else uses them.
+    // SAFETY: the descriptor is open as long as `files`. The submitter of the read guarantees that the bytes
+    // belong to a buffer and that nothing else uses them.
     let n = unsafe { libc::pread(file.as_raw_fd(), read.at.ptr().cast(), read.bytes as usize, offset) };
     u32::try_from(n).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
@@ -162,7 +162,7 @@ impl Drop for Threads {
         let mut state = self.shared.lock();
         state.stop = true;
         state.waiting.clear();
-        // A thread that hangs in a read cannot be waited for. It holds what it writes to, and ends by itself.
+        // A thread that hangs in a read cannot be waited for. It keeps its buffer alive, and ends by itself.
         let hangs = state.in_flight > state.ended.len();
         drop(state);
         self.shared.work.notify_all();

@@ -17,28 +17,28 @@ const CALLED: u64 = u64::MAX;
 const REGISTERED: usize = 1 << 30;
 /// Most registrations that every kernel takes.
 const REGISTRATIONS: usize = 1024;
-/// Time that dropping waits for reads in flight.
+/// Maximum time that `drop` waits for reads in flight.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// An io_uring with its files and, as far as the kernel allows, its buffers registered.
 pub struct Uring {
     ring: ManuallyDrop<IoUring>,
     files: ManuallyDrop<Arc<Files>>,
-    /// Held so that the memory outlives every read.
+    /// Keeps the memory alive for every read.
     buffers: ManuallyDrop<Arc<Buffers>>,
     call: Arc<Call>,
-    /// Whether the kernel watches for calls.
+    /// Whether the kernel polls the event counter.
     watching: bool,
-    /// By buffer, its registration; empty if there are none.
+    /// Registration of each buffer; empty if there are none.
     registered: Vec<Option<u16>>,
-    /// Reason that buffers are not registered.
+    /// Reason for which buffers are not registered.
     unregistered: Option<String>,
     files_registered: bool,
     in_flight: usize,
     depth: usize,
 }
 
-/// A counter of the kernel that the ring watches.
+/// A kernel event counter (eventfd) that the ring polls.
 struct Call(File);
 
 impl Call {
@@ -55,16 +55,17 @@ impl Call {
 
 impl Wake for Call {
     fn wake(&self) {
-        // It fails only where the counter is full, and then the ring was called already.
+        // Fails only if the counter is full, and then the ring was woken already.
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 }
 
 impl Uring {
-    /// Sets up a ring for `depth` reads in flight. `register`: whether the kernel is to know the buffers beforehand.
+    /// Sets up a ring for `depth` reads in flight. `register`: whether buffers are registered with the
+    /// kernel.
     ///
     /// # Errors
-    /// The kernel has none, forbids it, or is too old (before 5.11).
+    /// The kernel has no io_uring, forbids it, or is too old (before 5.11).
     pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: u32, register: bool) -> io::Result<Self> {
         // One more for the poll for wake-ups.
         let ring = IoUring::new(depth.max(1) + 1)?;
@@ -79,7 +80,7 @@ impl Uring {
         let (mut table, mut unregistered) = (Vec::new(), Some("as requested".to_owned()));
         if register {
             let (vectors, of_buffers) = registrations(&buffers);
-            // SAFETY: the vectors lie in the region of `buffers`, which outlives the ring (see `drop`).
+            // SAFETY: the vectors are in the region of `buffers`, which outlives the ring (see `drop`).
             let refused = unsafe { ring.submitter().register_buffers(&vectors) }.err();
             unregistered = refused.map(|e| e.to_string());
             table = of_buffers;
@@ -105,7 +106,7 @@ impl Uring {
         } else {
             (self.files.get(read.file).map_or(-1, AsRawFd::as_raw_fd), squeue::Flags::empty())
         };
-        // A file that is not there ends in an answer, too: EBADF.
+        // A file that does not exist ends in a result, too: EBADF.
         let fd = types::Fd(fd);
         let entry = match self.registered.get(read.buffer as usize) {
             Some(&Some(i)) => opcode::ReadFixed::new(fd, at, read.bytes, i).offset(read.offset).build(),
@@ -114,7 +115,7 @@ impl Uring {
         entry.flags(flags).user_data(read.token)
     }
 
-    /// Has the kernel watch for calls, once.
+    /// Makes the kernel poll the event counter, once.
     fn watch(&mut self) {
         if !self.watching {
             let fd = types::Fd(self.call.0.as_raw_fd());
@@ -124,7 +125,7 @@ impl Uring {
         }
     }
 
-    /// Takes what has ended. Whether there was anything, a call included.
+    /// Takes results of reads that have ended. Returns whether there was any result, a wake-up included.
     fn take(&mut self, done: &mut Vec<ReadResult>) -> bool {
         let mut any = false;
         for entry in self.ring.completion() {
@@ -143,7 +144,7 @@ impl Uring {
     }
 }
 
-/// Neighbouring buffers joined to what can be registered, and the registration of each buffer.
+/// Ranges of neighbouring buffers that can be registered together, and the registration of each buffer.
 fn registrations(buffers: &Buffers) -> (Vec<libc::iovec>, Vec<Option<u16>>) {
     let mut vectors: Vec<libc::iovec> = Vec::new();
     let mut table = Vec::with_capacity(buffers.len());
@@ -162,7 +163,7 @@ fn registrations(buffers: &Buffers) -> (Vec<libc::iovec>, Vec<Option<u16>>) {
     (vectors, table)
 }
 
-/// Errors of the system call after which it is called again.
+/// Whether the system call is repeated after this error.
 fn passing(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
 }
@@ -175,13 +176,13 @@ impl Reader for Uring {
     unsafe fn submit(&mut self, reads: &[Read]) -> io::Result<()> {
         for read in reads {
             let entry = self.entry(read);
-            // SAFETY: the memory is that of a buffer, which is held here; the caller keeps others from it.
+            // SAFETY: the memory belongs to a buffer, which is held here; the caller keeps others from it.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             pushed.map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "more reads than the depth"))?;
             self.in_flight += 1;
         }
         match self.ring.submit() {
-            // What the kernel did not take now it takes in `wait`.
+            // The kernel takes the remaining entries in `wait`.
             Err(e) if !passing(&e) => Err(e),
             _ => Ok(()),
         }
@@ -229,13 +230,13 @@ impl Drop for Uring {
             }
         }
         if self.in_flight == 0 {
-            // SAFETY: each is dropped once, here, and the ring before the memory that it knows.
+            // SAFETY: each is dropped once, here, and the ring before the memory that it uses.
             unsafe {
                 ManuallyDrop::drop(&mut self.ring);
                 ManuallyDrop::drop(&mut self.files);
                 ManuallyDrop::drop(&mut self.buffers);
             }
         }
-        // Otherwise the kernel may still write: the memory is never given back.
+        // Otherwise the kernel may still write: the memory is never freed.
     }
 }

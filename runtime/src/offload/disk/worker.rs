@@ -1,5 +1,5 @@
-//! Requests to a disk and its events, and the turns in which that is done: on a thread ([`super::ThreadedDisk`]), or on that of
-//! the thread that waits, where time is not the machine's.
+//! Requests to a disk and its events, and the worker that serves them in turns. The worker runs on a thread
+//! of its own ([`super::ThreadedDisk`]), or under simulated time on the thread that waits.
 
 use super::buffer::{Buffer, Buffers};
 use super::clock::Clock;
@@ -16,15 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long dropping waits for reads in flight, and for how long it sleeps in between.
+/// Maximum time that `drop` waits for reads in flight.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long to wait where the operating system asked to try again.
+/// Pause after the operating system asked to try again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What was read since the start.
+/// Statistics of reads since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of extents that arrived, those read again included.
+    /// Bytes of extents that arrived, repeated reads included.
     pub bytes: u64,
     /// Reads that were started.
     pub reads: u64,
@@ -48,7 +48,7 @@ pub(super) enum Command {
 struct Inbox {
     commands: VecDeque<Command>,
     stop: bool,
-    /// Error number that the reader broke down with.
+    /// Error number with which the reader failed.
     broken: Option<i32>,
 }
 
@@ -73,10 +73,10 @@ pub struct DiskQueue {
 }
 
 impl DiskQueue {
-    /// For extents of `table` that are read into `buffers`.
+    /// Creates a queue for extents of `table` that are read into `buffers`.
     pub fn new(table: Arc<ExtentTable>, buffers: Arc<Buffers>) -> Self {
-        // Room for whatever can be under way at once, so that nothing is allocated later: the extents of a fetch, and that its
-        // buffer is free.
+        // Capacity for everything that can be pending at once, so that nothing is allocated later: the
+        // extents of a fetch, and the event that frees its buffer.
         let (shared, n) = (Arc::new(Shared::default()), buffers.len());
         lock(&shared.inbox).commands.reserve(2 * n);
         lock(&shared.events).reserve((MAX_PARTS + 1) * n);
@@ -86,8 +86,8 @@ impl DiskQueue {
     /// Reads `count` neighbouring extents from `first` on into a buffer, the first one to its front.
     ///
     /// # Errors
-    /// Extents that are not there or not neighbours, more than [`MAX_PARTS`], a buffer that is too small or
-    /// of another region, or a reader that has broken down. The buffer is free again then.
+    /// Extents that do not exist or are not neighbours, more than [`MAX_PARTS`], a buffer that is too small
+    /// or of another region, or a reader that has failed. The buffer is free again then.
     pub(super) fn submit(
         &self,
         first: u32,
@@ -134,7 +134,7 @@ impl DiskQueue {
         !lock(&self.shared.events).is_empty()
     }
 
-    /// Waits for an event, at most as long as said (none: for ever).
+    /// Waits for an event, for at most `at_most` (`None`: without limit).
     pub(super) fn until_news(&self, at_most: Option<Duration>) -> MutexGuard<'_, VecDeque<Event>> {
         let start = Instant::now();
         let mut events = lock(&self.shared.events);
@@ -149,12 +149,12 @@ impl DiskQueue {
         events
     }
 
-    /// Has the worker take no further turn.
+    /// Makes the worker take no further turn.
     pub(super) fn stop(&self) {
         lock(&self.shared.inbox).stop = true;
     }
 
-    /// What was read so far.
+    /// Statistics of reads so far.
     pub fn stats(&self) -> Stats {
         *lock(&self.shared.stats)
     }
@@ -170,9 +170,10 @@ impl DiskQueue {
     }
 }
 
-/// Serves a [`DiskQueue`] by turns.
+/// Serves a [`DiskQueue`] in turns.
 pub struct Worker {
-    // Dropped in this order: the reader waits for its reads, then the scheduler keeps what they still hold.
+    // Dropped in this order: the reader waits for its reads, then the scheduler keeps the buffers that they
+    // still hold.
     reader: Box<dyn Reader>,
     scheduler: ReadScheduler,
     clock: Arc<dyn Clock>,
@@ -187,7 +188,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Reads with `reader`, whose files are `files`.
+    /// Creates a worker that reads with `reader`, whose files are `files`.
     pub fn new(
         queue: &DiskQueue,
         reader: Box<dyn Reader>,
@@ -212,13 +213,13 @@ impl Worker {
         }
     }
 
-    /// Takes turns until it is stopped or the reader has broken down.
+    /// Takes turns until it is stopped or the reader has failed.
     pub(super) fn run(mut self) {
         while self.turn(None).is_some() {}
     }
 
-    /// A turn: takes what is requested, starts reads, waits for answers, at most as long as said. How many reads have ended; none: there
-    /// will be no more of them.
+    /// Takes a turn: accepts requests, starts reads and waits for results, for at most `at_most`. Returns the
+    /// number of reads that have ended; `None` if there will be no more.
     pub fn turn(&mut self, at_most: Option<Duration>) -> Option<usize> {
         if self.is_broken() {
             return None;
@@ -232,7 +233,7 @@ impl Worker {
         }
     }
 
-    /// Reads under way.
+    /// Number of reads in flight.
     pub fn in_flight(&self) -> usize {
         self.scheduler.in_flight()
     }
@@ -241,7 +242,7 @@ impl Worker {
         lock(&self.shared.inbox).broken.is_some()
     }
 
-    /// False at the end.
+    /// Takes a turn; returns false at the end.
     fn try_turn(&mut self, at_most: Option<Duration>) -> std::io::Result<bool> {
         self.ended = 0;
         if self.scheduler.should_pause() {
@@ -259,8 +260,8 @@ impl Worker {
         self.scheduler.start(&mut self.reads, &mut self.events);
         self.publish();
         if !self.reads.is_empty() {
-            // SAFETY: every read lies in the buffer of a fetch that the scheduler owns until the answer is
-            // there, and no more are in flight than the reader's depth, which the scheduler was made for.
+            // SAFETY: every read is into the buffer of a fetch, which the scheduler owns until the result
+            // arrives. No more reads are in flight than the reader's depth.
             let submitted = unsafe { self.reader.submit(&self.reads) };
             self.reads.clear();
             submitted?;
@@ -295,7 +296,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes events known.
+    /// Publishes events.
     fn publish(&mut self) {
         if self.events.is_empty() {
             return;
@@ -313,7 +314,7 @@ impl Worker {
         self.shared.news.notify_all();
     }
 
-    /// Notifies all threads that there will be no more reads.
+    /// Notifies all threads that the reader has failed and there will be no more reads.
     fn broken(&mut self, errno: i32) {
         let mut inbox = lock(&self.shared.inbox);
         inbox.broken = Some(errno);

@@ -1,15 +1,16 @@
 //! Memory for neurons in three regions: fixed, hot by clusters, cold by neurons (PowerInfer-2, §4.2).
 //!
-//! The fixed region is for what always stays (attention, KV cache). In the hot region lie clusters, runs of neighbouring
-//! neurons of a matrix (neurons are sorted hot to cold), and what was used longest ago goes. In the cold region neurons
-//! come and go one by one, by the same rule. A neuron lies in one of them: when its cluster becomes hot it moves there and is
-//! not read again. What goes is forgotten; nothing is written back.
+//! The fixed region holds what always stays (attention, KV cache). The hot region holds clusters, runs of
+//! neighbouring neurons of a matrix (neurons are sorted hot to cold), and evicts the one used longest ago.
+//! The cold region holds single neurons, with the same eviction. A neuron is in at most one of them: when its
+//! cluster becomes hot, it moves there and is not read again. Evicted neurons are forgotten; nothing is
+//! written back.
 //!
-//! What a step has used stays until the next one begins, also what a streamed cluster finds in the cold region; and nothing is evicted for
-//! what would not fit even so.
+//! What a step has used stays until the next one begins, also the neurons of a streamed cluster that are in
+//! the cold region. Nothing is evicted for an entry that would not fit even then.
 //!
-//! A neuron costs a look at three arrays and, where it is used, a move in a linked list, however many there are; a cluster as much
-//! for each of its neurons.
+//! A request for a neuron takes constant time: three array reads and, if it is used, a move in a linked list.
+//! A cluster takes as much for each of its neurons.
 
 mod events;
 mod shape;
@@ -30,10 +31,10 @@ pub struct Segmented {
     cold: List,
     hot_used: u64,
     cold_used: u64,
-    /// Of these, what this step has used: it does not go before the next one.
+    /// Bytes of these that this step has used: they are not evicted before the next one.
     hot_pinned: u64,
     cold_pinned: u64,
-    /// Parts of every neuron in the cold region.
+    /// Parts of every neuron that are in the cold region.
     held: Vec<u8>,
     /// The step that last used each neuron and cluster.
     stamps: Vec<u32>,
@@ -47,7 +48,8 @@ impl Segmented {
     /// An empty cache.
     ///
     /// # Errors
-    /// [`NeuronError::Shape`] for neurons that cannot be numbered, [`NeuronError::Regions`] for regions past 64 bits.
+    /// [`NeuronError::Shape`] for neurons that cannot be numbered, [`NeuronError::Regions`] for regions past
+    /// 64 bits.
     pub fn new(shape: Shape, regions: Regions) -> Result<Self, NeuronError> {
         shape.check()?;
         let capacity = regions.fixed.checked_add(regions.hot).and_then(|b| b.checked_add(regions.cold));
@@ -89,22 +91,22 @@ impl Segmented {
         (self.hot_used, self.cold_used)
     }
 
-    /// Counts of requested neurons.
+    /// Counts of neuron requests.
     pub fn neurons(&self) -> Counts {
         self.neurons
     }
 
-    /// Counts of requested clusters.
+    /// Counts of cluster requests.
     pub fn clusters(&self) -> Counts {
         self.clusters
     }
 
-    /// Forgets the counts, and nothing else.
+    /// Resets the counts, and nothing else.
     pub fn reset_counts(&mut self) {
         (self.neurons, self.clusters) = (Counts::default(), Counts::default());
     }
 
-    /// A step begins: what the last one used may go.
+    /// Begins a step: what the last one used may be evicted.
     pub fn begin(&mut self) {
         (self.hot_pinned, self.cold_pinned) = (0, 0);
         self.now = self.now.checked_add(1).unwrap_or_else(|| {
@@ -114,10 +116,10 @@ impl Segmented {
         });
     }
 
-    /// A cluster is used densely.
+    /// Requests a cluster, which is used densely.
     ///
     /// # Errors
-    /// [`NeuronError::Missing`], before anything has happened.
+    /// [`NeuronError::Missing`], before any change.
     pub fn cluster(
         &mut self,
         matrix: u32,
@@ -131,10 +133,10 @@ impl Segmented {
         Ok(self.clusters.count(found))
     }
 
-    /// A part of a neuron is used.
+    /// Requests a part of a neuron.
     ///
     /// # Errors
-    /// [`NeuronError::Missing`], before anything has happened.
+    /// [`NeuronError::Missing`], before any change.
     pub fn neuron(
         &mut self,
         matrix: u32,
@@ -149,7 +151,7 @@ impl Segmented {
         Ok(self.neurons.count(found))
     }
 
-    /// Whether a part of a neuron is held. `false` for one that does not exist.
+    /// Whether a part of a neuron is in memory. `false` for one that does not exist.
     pub fn holds(&self, matrix: u32, neuron: u32, part: Part) -> bool {
         if matrix >= self.shape.matrices || neuron >= self.shape.neurons {
             return false;
@@ -159,11 +161,11 @@ impl Segmented {
         self.hot.contains(cluster) || self.missing(held, part.mask()) == 0
     }
 
-    /// Moves the border between hot and cold, between two steps: a batch of another size wants another share of hot neurons
-    /// (§4.1.3). Of the region that shrinks goes what was used longest ago.
+    /// Moves the border between hot and cold, between two steps: a batch of another size has another share of
+    /// hot neurons (§4.1.3). The region that shrinks evicts what was used longest ago.
     ///
     /// # Errors
-    /// [`NeuronError::Regions`] where the hot region and the fixed one are more than there is; nothing has happened then.
+    /// [`NeuronError::Regions`] if the hot and the fixed region exceed the memory; nothing changes then.
     pub fn resize(&mut self, hot: u64, mut on: impl FnMut(Event)) -> Result<(), NeuronError> {
         self.regions = Regions::of(self.regions.capacity(), self.regions.fixed, hot)?;
         self.begin();
@@ -172,7 +174,7 @@ impl Segmented {
         Ok(())
     }
 
-    /// Forgets what it holds, not what it counted.
+    /// Forgets its contents, not its counts.
     pub fn clear(&mut self) {
         self.hot.clear();
         self.cold.clear();
@@ -213,7 +215,7 @@ impl Segmented {
         let whole = self.cluster_bytes(id);
         let held: u64 = members.clone().map(|n| self.held_bytes(n)).sum();
         if !self.hot_room(whole, &mut on) {
-            // What is not read stays as long as the step.
+            // Neurons that are not read stay as long as the step.
             members.for_each(|n| self.use_neuron(n));
             return CacheLookup::Stream(whole - held);
         }
@@ -229,7 +231,7 @@ impl Segmented {
         CacheLookup::Load(whole - held)
     }
 
-    /// This step uses a neuron, of which nothing or something is in the cold region.
+    /// Marks a neuron as used in this step; the cold region may hold nothing or some of it.
     fn use_neuron(&mut self, id: u32) {
         if std::mem::replace(&mut self.stamps[id as usize], self.now) != self.now {
             self.cold_pinned += self.held_bytes(id);
@@ -239,7 +241,7 @@ impl Segmented {
         }
     }
 
-    /// This step uses a cluster of the hot region.
+    /// Marks a cluster of the hot region as used in this step.
     fn use_cluster(&mut self, id: u32) {
         if std::mem::replace(&mut self.cluster_stamps[id as usize], self.now) != self.now {
             self.hot_pinned += self.cluster_bytes(id);
@@ -247,7 +249,8 @@ impl Segmented {
         self.hot.push_front(id);
     }
 
-    /// Makes room in the hot region; `false`, without an eviction, where what this step has used leaves none.
+    /// Makes room in the hot region; returns `false`, without an eviction, if what this step has used leaves
+    /// too little.
     fn hot_room(&mut self, bytes: u64, on: &mut impl FnMut(Event)) -> bool {
         if bytes > self.regions.hot.saturating_sub(self.hot_pinned) {
             return false;
@@ -263,7 +266,8 @@ impl Segmented {
         true
     }
 
-    /// Makes room in the cold region; `false`, without an eviction, where what this step has used leaves none.
+    /// Makes room in the cold region; returns `false`, without an eviction, if what this step has used leaves
+    /// too little.
     fn cold_room(&mut self, bytes: u64, on: &mut impl FnMut(Event)) -> bool {
         if bytes > self.regions.cold.saturating_sub(self.cold_pinned) {
             return false;
@@ -278,7 +282,7 @@ impl Segmented {
         true
     }
 
-    /// Takes a neuron out of the cold region; whether it was there.
+    /// Removes a neuron from the cold region; returns whether it was there.
     fn forget(&mut self, id: u32) -> bool {
         let bytes = self.held_bytes(id);
         self.cold_used -= bytes;
@@ -306,7 +310,7 @@ impl Segmented {
         self.missing(0, self.held[id as usize])
     }
 
-    /// Bytes of the parts that are wanted and not held.
+    /// Bytes of the requested parts that are not in memory.
     fn missing(&self, held: u8, wanted: u8) -> u64 {
         let part = |bit: u8, bytes: u64| if wanted & !held & bit == 0 { 0 } else { bytes };
         part(GATE, self.shape.gate) + part(REST, self.shape.rest)

@@ -1,22 +1,22 @@
 //! Errors of requests for neurons.
 
-/// A request that the policies of neurons cannot answer.
+/// An invalid request for neurons.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NeuronError {
     /// Neurons that cannot be numbered, or sizes past 64 bits.
     #[error("the cache cannot hold these neurons: {0}")]
     Shape(String),
-    /// Regions that need more than there is.
+    /// Regions that exceed the memory.
     #[error(
         "regions of {wanted} bytes do not fit into {capacity}: give more memory, or make the fixed or hot region smaller"
     )]
     Regions {
-        /// Bytes that are requested.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes that there are.
+        /// Available bytes.
         capacity: u64,
     },
-    /// A neuron or a cluster that is not there.
+    /// A neuron or a cluster that does not exist.
     #[error("matrix {matrix} has no {what} {index}")]
     Missing {
         /// The matrix.

@@ -1,8 +1,8 @@
 //! Reading experts before they are requested (HybriMoE, §IV-C).
 //!
-//! The gates of the next layers, applied to this layer's hidden state, give scores; [`prefetch`] weighs what reading an
-//! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
-//! takes without waiting, how fast the disk is, and how often such scores are right.
+//! The gates of the next layers, applied to this layer's hidden state, give scores. [`prefetch`] compares the
+//! gain of reading an expert with the delay of other reads. Its inputs are measured as the model runs: the
+//! time of a layer without waiting, the speed of the disk, and how often such scores are right.
 
 use crate::offload::cache::odds::Odds;
 use crate::offload::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
@@ -10,9 +10,9 @@ use crate::offload::cache::{CachedLayer, Key, Ranking};
 use moec_ir::plan::PagedLayer;
 use std::time::Duration;
 
-/// Weight of the newest of a row of measurements.
+/// Weight of the newest in a moving average.
 const NEWEST: f64 = 0.1;
-/// Bytes after which the disk is known.
+/// Bytes after which the speed of the disk counts as known.
 const KNOWN: u64 = 16 << 20;
 
 /// Progress of the disk so far.
@@ -20,20 +20,20 @@ const KNOWN: u64 = 16 << 20;
 pub struct DiskProgress {
     /// Bytes that it has read.
     pub bytes: u64,
-    /// Time in which it had something to read.
+    /// Time with a read in flight.
     pub busy: Duration,
 }
 
-/// Predictions, and room to plan.
+/// Predictions, and buffers for planning.
 #[derive(Default)]
 pub(super) struct Ahead {
     depth: usize,
     ranking: Option<Ranking>,
-    /// Experts that were predicted for each layer and were not in memory, with their places, by layers ahead.
+    /// Experts that were predicted for each layer and were not in memory, with their ranks, by layers ahead.
     predicted: Vec<[Vec<(u16, usize)>; DEPTH]>,
     /// Frequency with which such experts are requested, by layers ahead.
     odds: [Odds; DEPTH],
-    /// Seconds of a layer, waiting aside.
+    /// Seconds of a layer, without waiting.
     layer_seconds: f64,
     last: Option<(usize, Duration, Duration)>,
     /// Time when the first layer requested experts.
@@ -41,16 +41,17 @@ pub(super) struct Ahead {
     candidates: [Vec<Candidate>; DEPTH],
     planned: Vec<Prefetch>,
     keys: Vec<Key>,
-    /// Experts that the routers of a token decoded with few of them would have chosen in full, by layer: what is read first
-    /// if it is decoded again (MoBiLE, §III-B).
+    /// By layer: experts that the routers of a token decoded with fewer experts would have chosen in full.
+    /// They are read first if the token is decoded again (MoBiLE, §III-B).
     evicted: Vec<Vec<u16>>,
-    /// Whether these are of the last call, and whether they are of the token that is being decoded again.
+    /// Whether `evicted` belongs to the last call, and whether it belongs to the token that is being decoded
+    /// again.
     fresh: bool,
     again: bool,
 }
 
 impl Ahead {
-    /// For these layers, looking at most `depth` of them ahead.
+    /// Creates predictions for these layers, at most `depth` of them ahead.
     pub(super) fn new(layers: &[CachedLayer], depth: usize) -> Self {
         let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
         let k = layers.iter().map(|l| l.k).max().unwrap_or(0);
@@ -68,7 +69,8 @@ impl Ahead {
         }
     }
 
-    /// A layer requests experts: says how right it was to predict them, and how long the layer before it took.
+    /// Records that a layer requests experts: learns how right the predictions were, and how long the layer
+    /// before took.
     pub(super) fn requested(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
         self.began.get_or_insert(now);
         if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
@@ -84,8 +86,8 @@ impl Ahead {
         }
     }
 
-    /// A layer of a token that is decoded with `k` of its experts requests them, `scores` being the router's. Remembers which experts a full
-    /// call would request, and notices such a call.
+    /// Records the request of a layer of a token that is decoded with `k` experts; `scores` are the router's.
+    /// Remembers the experts that a full call would request, and detects such a call.
     pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
         let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
         if k < full {
@@ -103,7 +105,8 @@ impl Ahead {
         self.again &= !last;
     }
 
-    /// Experts that the next layers will request if the token is decoded again.
+    /// Finds the experts that the next layers will request if the token is decoded again. Returns whether
+    /// they are known.
     pub(super) fn known(&mut self, layer: usize) -> bool {
         self.keys.clear();
         if !self.again {
@@ -116,7 +119,7 @@ impl Ahead {
         true
     }
 
-    /// Fills [`Ahead::prefetches`] for a layer whose scores for up to `scores` layers ahead there are.
+    /// Fills [`Ahead::prefetches`] for a layer that has scores for up to `scores` layers ahead.
     #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
     pub(super) fn plan<'s>(
         &mut self,

@@ -1,4 +1,4 @@
-//! What simulations and tests put around a run.
+//! Hooks for simulations and tests of a run.
 
 use super::decider::{Decision, Event};
 use crate::error::Result;
@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A laboratory around a run: another disk, with a time of its own, and a view of what is requested and decided. Nothing that ships implements
-/// it.
+/// Hooks around a run: another disk with its own time, and a view of requests and decisions. Only simulations
+/// and tests implement them.
 pub trait Hooks: Sync + fmt::Debug {
     /// The disk that experts come from; `None`: the machine's.
     ///
@@ -24,18 +24,19 @@ pub trait Hooks: Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// A layer is about to request its experts, in a call of so many rows.
+    /// Called before a layer requests its experts, in a call of `rows` rows.
     fn requested(&self, _layer: usize, _rows: usize) {}
 
-    /// A part of an expert was computed.
+    /// Called after a part of an expert was computed.
     fn computed(&self, _layer_part: LayerPart) {}
 
-    /// The decider is told an event.
+    /// Called when the decider gets an event.
     fn heard(&self, _now: Duration, _event: &Event<'_>) {}
 
-    /// The decider has decided, and it is about to be carried out.
+    /// Called for each decision before it is carried out.
     fn decided(&self, _decision: &Decision) {}
 
-    /// Where neurons are read: these experts of a layer, in a call of so many rows, need these units of them.
+    /// Called if neurons are read one by one: experts of a layer with the units of them that are needed, in a
+    /// call of `rows` rows.
     fn needs(&self, _layer: usize, _rows: usize, _needed: &mut dyn Iterator<Item = (u32, &[u32])>) {}
 }

@@ -1,7 +1,7 @@
-//! Executor of decisions: passes events in and carries decisions out, the same for a run and for a simulation of one.
+//! Executor of decisions: it passes events in and carries decisions out, in a run and in a simulation alike.
 //!
-//! An I/O executor notifies its [`Decider`] the events of the disk, in the order in which they come, with the time of the disk's clock, and
-//! has the disk do what the decider says. Frames are the buffers of the disk, by index.
+//! An I/O executor passes the events of the disk to its [`Decider`], in their order, with the time of the
+//! disk's clock. It makes the disk carry out the decisions. Frames are the buffers of the disk, by index.
 
 use super::decider::{Decider, Decision, DiskProgress, Event, ExpertRequest, News};
 use crate::error::{Error, Result};
@@ -10,17 +10,17 @@ use crate::offload::disk::{self, Disk, Loaded, Priority, ReadError, Ticket};
 use crate::platform::memory::Addr;
 use std::time::Duration;
 
-/// Looks on.
+/// Observer of an executor.
 pub trait Watch {
-    /// The decider was told an event, and has decided.
+    /// The decider got an event and has decided.
     fn heard(&mut self, now: Duration, event: &Event<'_>);
-    /// A decision, before it is carried out; `base` is the first byte of its frame, where it has one that is being filled.
+    /// A decision, before it is carried out. `base` is the first byte of the frame that it fills, if any.
     fn decided(&mut self, decision: &Decision, base: Option<Addr>);
     /// A read that began at `since` has ended now.
     fn read(&mut self, key: Key, priority: Priority, since: Duration, now: Duration);
 }
 
-/// A read under way.
+/// A read in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     ticket: Ticket,
@@ -29,13 +29,13 @@ struct Flight {
     since: Duration,
 }
 
-/// A decider, and the frames that it decides about.
+/// A decider, and its frames.
 pub struct IoExecutor {
     /// Decider.
     pub decider: Decider,
     /// Read in flight into each frame.
     flights: Vec<Option<Flight>>,
-    /// Expert in each frame: held so that the frame is its own.
+    /// Expert in each frame; holding it keeps the frame from being freed.
     loaded: Vec<Option<Loaded>>,
     /// First byte of every frame that was ever filled.
     bases: Vec<Option<Addr>>,
@@ -44,7 +44,7 @@ pub struct IoExecutor {
 }
 
 impl IoExecutor {
-    /// For as many frames as the disk has buffers.
+    /// Creates an executor for as many frames as the disk has buffers.
     pub fn new(decider: Decider, frames: usize) -> Self {
         Self {
             decider,
@@ -55,17 +55,17 @@ impl IoExecutor {
         }
     }
 
-    /// A layer requests its experts, when the events of the disk was heard.
+    /// Handles a layer's request for its experts, after all events of the disk.
     ///
     /// # Errors
-    /// A layer that there is not; a reader that has broken down.
+    /// A layer that does not exist; a reader that has failed.
     pub fn request(
         &mut self,
         disk: &dyn Disk,
         request: ExpertRequest<'_>,
         watch: &mut dyn Watch,
     ) -> Result<()> {
-        // A call that was given up is over: its reads are given up as well.
+        // A cancelled call is over: its reads are cancelled as well.
         self.error = None;
         let stats = disk.stats();
         let disk_has = DiskProgress { bytes: stats.bytes, busy: stats.busy };
@@ -75,7 +75,7 @@ impl IoExecutor {
     /// Handles all events of the disk.
     ///
     /// # Errors
-    /// A reader that has broken down.
+    /// A reader that has failed.
     pub fn take_news(&mut self, disk: &dyn Disk, watch: &mut dyn Watch) -> Result<()> {
         while let Some(event) = disk.poll() {
             self.hear(disk, event, watch)?;
@@ -95,7 +95,7 @@ impl IoExecutor {
                     self.loaded[at] = Some(loaded);
                     watch.read(flight.key, flight.priority, flight.since, disk.now());
                 } else {
-                    // It was given up too late. Its frame is free as soon as the decider hears of it.
+                    // It was cancelled too late. Its frame is free as soon as the decider gets the event.
                     drop(loaded);
                 }
                 self.news(disk, News::Done { frame: at as u32 }, watch)
@@ -118,10 +118,10 @@ impl IoExecutor {
         }
     }
 
-    /// Notifies the decider, and does as it says.
+    /// Passes an event to the decider, and carries out its decisions.
     ///
     /// # Errors
-    /// A reader that has broken down.
+    /// A reader that has failed.
     pub fn news(&mut self, disk: &dyn Disk, news: News, watch: &mut dyn Watch) -> Result<()> {
         self.publish(disk, Event::News(news), watch)
     }
@@ -143,7 +143,7 @@ impl IoExecutor {
                 lost.push(frame);
             }
         }
-        // A thread that waits for these would wait for ever.
+        // A thread that waits for these would never wake up.
         for frame in lost {
             let result = self.news(disk, News::Failed { frame }, watch);
             let result = result.and(self.news(disk, News::Released { frame }, watch));
@@ -157,7 +157,7 @@ impl IoExecutor {
         self.bases.get(frame as usize).copied().flatten()
     }
 
-    /// Has the disk do what was decided. The frame of a read that it refuses comes with the error.
+    /// Makes the disk carry out a decision. The frame of a read that it refuses is returned with the error.
     fn carry_out(&mut self, disk: &dyn Disk, decision: Decision, now: Duration) -> (u32, Result<()>) {
         match decision {
             Decision::Load { frame, key, first, parts, priority } => {

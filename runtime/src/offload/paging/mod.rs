@@ -1,19 +1,21 @@
 //! Experts on disk, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
-//! * [`decider`]: which frame holds which expert, what is read next, and what is evicted. It follows a [`crate::offload::cache::Cache`], and does
-//!   nothing itself. `ahead`: which experts of the next layers are read before they are requested.
-//! * `io_executor`: carries out on SSD what is decided.
-//! * `pager`: which experts computing threads may use. `step_order`: the experts of one layer in one call, in the order in which
-//!   they are computed.
-//! * `neurons`: instead of whole experts, neurons one by one.
-//! * [`Hooks`]: what simulations and tests put around all that.
+//! * [`decider`]: decides on the expert in each frame, the next read, and evictions. It follows a
+//!   [`crate::offload::cache::Cache`], and carries out nothing itself. `ahead`: chooses experts of the next
+//!   layers to read before they are requested.
+//! * `io_executor`: carries out the decisions on the disk.
+//! * `pager`: tells computing threads which experts they may use. `step_order`: the experts of one layer in
+//!   one call, in the order in which they are computed.
+//! * `neurons`: reads single neurons instead of whole experts.
+//! * [`Hooks`]: hooks for simulations and tests.
 //!
-//! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
-//! opened and stay; and frames that a policy shares among the other experts.
+//! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read
+//! when the store is opened and stay; and frames that a policy shares among the other experts.
 //!
-//! Between the steps of a layer (PowerInfer-2, §4.3): `request_experts` tells the pager which experts the router chose. What is in memory is
-//! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
-//! way. No thread waits for all: a thread that takes an expert waits for that expert.
+//! Between the steps of a layer (PowerInfer-2, §4.3): `request_experts` tells the pager which experts the
+//! router chose. Experts in memory are computed first, the others as they arrive. Gate and up of an expert
+//! are computed while its down matrix is still being read. No thread waits for all: a thread that takes an
+//! expert waits for that expert.
 
 mod ahead;
 pub mod decider;
@@ -59,9 +61,9 @@ pub(crate) struct PagedStore {
     bytes: u64,
 }
 
-// SAFETY: the mapped store keeps its promise; tables are allocated once, with as many addresses as the segment has matrices,
-// and an address is entered when its bytes have been read into a frame, which is 4096-aligned and stays until the pager is
-// told that the step is over.
+// SAFETY: the mapped store satisfies the contract. Tables are allocated once, with as many addresses as the
+// segment has matrices. An address is entered when its bytes have been read into a frame, which is
+// 4096-aligned and stays until the pager is notified that the step is over.
 unsafe impl Store for PagedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
         self.mapped.segment(index)
@@ -79,10 +81,10 @@ unsafe impl Store for PagedStore {
     }
 }
 
-/// Opens what a program with [`plan::Plan::paging`] needs: its store, and who knows when an expert is there.
+/// Opens what a program with [`plan::Plan::paging`] needs: its store, and its pager.
 ///
 /// # Errors
-/// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
+/// As [`MappedStore::open`]; an unknown policy, refused memory, or a weight file that cannot be read.
 pub(crate) fn open(
     program: &Program,
     files: &BundleFiles,
@@ -93,7 +95,7 @@ pub(crate) fn open(
     let mut layer_parts: Vec<Option<LayerPart>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
         for (part, i) in ExpertPart::ALL.into_iter().zip([l.gate_up, l.down]) {
-            // Gates by themselves are resident.
+            // Gates in segments of their own are resident.
             let own = |_: &&mut Option<LayerPart>| part == ExpertPart::Down || !paging.by_neurons();
             if let Some(layer_part) = layer_parts.get_mut(i as usize).filter(own) {
                 *layer_part = Some(LayerPart { layer, part });
@@ -157,7 +159,7 @@ impl AnyPager {
         }
     }
 
-    /// Writes down from now on what is waited for. Once only.
+    /// Records waits in the timeline from now on. Called at most once.
     pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
         match self {
             Self::Experts(pager) => pager.watch(timeline),
@@ -191,10 +193,11 @@ fn on_disk(program: &Program) -> Result<&plan::Paging> {
     program.paging.as_ref().ok_or_else(|| Error::plan("no experts on disk"))
 }
 
-/// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
+/// The same paging with another budget: it changes the number of frames, and a smaller one pins fewer
+/// experts.
 ///
 /// # Errors
-/// [`Error::Usage`] for one that cannot work, with the smallest that can.
+/// [`Error::Usage`] for a budget that cannot work, with the smallest that can.
 fn under<'a>(
     program: &Program,
     paging: &'a plan::Paging,
@@ -204,7 +207,7 @@ fn under<'a>(
     let fixed = paging.resident.saturating_add(paging.process);
     let staging = u64::from(paging.staging);
     let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
-    // Frames of each expert; one expert must fit.
+    // Frames of one expert; one expert must fit.
     let of_one = |l: &plan::PagedLayer| match paging.neurons {
         0 => 1,
         each => (neurons_of(program, l) / (l.experts.max(1) as usize)).div_ceil(each as usize) as u64,
@@ -229,14 +232,15 @@ fn too_small(budget: u64, least: u64) -> Error {
     ))
 }
 
-/// Experts that stay pinned with another number of frames: the hottest, in fewer frames the same share of them.
+/// Experts that stay pinned with another number of frames: the hottest; with fewer frames, the same share of
+/// frames.
 fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
     let all = paging.pinned.len() as u64;
     let share = all * u64::from(frames.min(paging.frames)) / u64::from(paging.frames.max(1));
     paging.pinned.get(..share as usize).unwrap_or_default()
 }
 
-/// Every matrix of every expert: by layer, expert, and part.
+/// Extents of every matrix of every expert: by layer, expert, and part.
 fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     let paging = on_disk(program)?;
     let segment = |i: u32| {
@@ -262,10 +266,10 @@ fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
 }
 
-/// Threads of a run: as requested, else as many as there are cores, up to those that the budget is for.
+/// Threads of a run: as requested, else the number of cores, at most the number in the budget.
 ///
 /// # Errors
-/// More were requested than the budget is for.
+/// More were requested than the budget allows.
 pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usize> {
     let found = cpu::threads(requested)?;
     let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
@@ -279,10 +283,7 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
     Ok(found.min(most))
 }
 
-/// Reader that a run here would take, for people: found by opening it.
-///
-/// # Errors
-/// A program without experts on disk, or files that cannot be opened.
+/// Description of the reader that a run here would use, for users: determined by opening it.
 pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let block_bytes = program.paging.as_ref().map_or(disk::LARGEST_BLOCK, |p| p.block_bytes);
     let options = disk::Options { block_bytes, ..usual_disk()? };
@@ -292,7 +293,7 @@ pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     Ok(disk::open::reader(&files, &buffers, &options)?.describe())
 }
 
-/// One matrix of an expert. Files are numbered in the order in which extents name them.
+/// One matrix of an expert. Files are numbered in the order of their first extents.
 fn extent(
     (program, opened): (&Program, &BundleFiles),
     segment: &Segment,
@@ -315,7 +316,7 @@ fn extent(
 }
 
 impl Pager {
-    /// Requests the experts of a dispatch table; other units compute those `beside` it.
+    /// Requests the experts of a dispatch table; other units compute the experts in `beside`.
     ///
     /// # Safety
     /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
@@ -339,7 +340,8 @@ impl Pager {
         let active = &table[layout.expert()..][..active];
         let score = |i: usize, row: usize| -> &[f32] {
             let Some((experts, _)) = self.shape(layer + i) else { return &[] };
-            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nothing writes them now.
+            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nothing writes them
+            // now.
             unsafe { scores_of(launch, strides, i, row, experts) }
         };
         let request = DispatchRequest {
@@ -357,10 +359,10 @@ impl Pager {
     }
 }
 
-/// Default way to read the disk: `MOEC_DISK_READER` names the reader.
+/// Default options for the disk: `MOEC_DISK_READER` names the reader.
 ///
 /// # Errors
-/// A reader that is not known.
+/// An unknown reader.
 pub(crate) fn usual_disk() -> Result<disk::Options> {
     Ok(disk::Options { reader: disk::Choice::from_env()?, ..disk::Options::default() })
 }

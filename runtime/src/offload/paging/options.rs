@@ -12,17 +12,18 @@ pub struct Paging {
     pub disk: disk::Options,
     /// Bytes that the run may take; `None`: the plan's budget.
     pub budget: Option<u64>,
-    /// Layers ahead whose experts are read before they are requested, as far as the plan has their scores.
+    /// Number of layers ahead whose experts are read before they are requested, at most as many as the plan
+    /// has scores for.
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most, as far as the plan says.
     pub preload: bool,
-    /// Put before the reader, for tests.
+    /// Wrapper around the reader, for tests.
     pub wrap: Option<Wrap>,
-    /// What simulations and tests put around a run.
+    /// Hooks of simulations and tests.
     pub hooks: Option<&'static dyn Hooks>,
 }
 
-/// Something to be put before a reader.
+/// A function that wraps a reader.
 #[derive(Clone, Copy)]
 pub struct Wrap(pub &'static (dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Sync));
 
@@ -33,10 +34,10 @@ impl fmt::Debug for Wrap {
 }
 
 impl Paging {
-    /// As the environment says: `MOEC_DISK_READER` names the reader.
+    /// Options from the environment: `MOEC_DISK_READER` names the reader.
     ///
     /// # Errors
-    /// A reader that is not known.
+    /// An unknown reader.
     pub fn from_env() -> Result<Self> {
         let disk = super::usual_disk()?;
         let ahead = crate::offload::cache::prefetch::DEPTH;

@@ -2,25 +2,27 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Order in which threads compute the experts of a layer: written by `request_experts`, read until the layer's last step.
+/// Order in which threads compute the experts of a layer: written by `request_experts`, read until the
+/// layer's last step.
 #[derive(Debug, Default)]
 pub(super) struct StepOrder {
-    /// Place of each expert in the dispatch table, in the order in which they are computed.
+    /// Position of each expert in the dispatch table, in the order of computation.
     pub(super) order: Vec<usize>,
-    /// Number of the expert, by place in `order`.
+    /// Number of the expert, by position in `order`.
     pub(super) ids: Vec<usize>,
-    /// Whether it only passes through.
+    /// Whether it bypasses the cache.
     pub(super) streamed: Vec<bool>,
-    /// Whether more pass through than there are staging frames: then each is read twice, one part at a time.
+    /// Whether more of them bypass the cache than there are staging frames: then each is read twice, one part
+    /// at a time.
     pub(super) split: bool,
     /// Pieces of each expert that are still to be computed, by part.
     left: [Vec<AtomicUsize>; 2],
-    /// Pieces that an expert is cut into, so that threads share it.
+    /// Number of pieces of an expert, so that threads share it.
     pub(super) pieces: usize,
 }
 
 impl StepOrder {
-    /// Room for layers of up to `experts` experts.
+    /// Creates an order with room for layers of up to `experts` experts.
     pub(super) fn new(experts: usize) -> Self {
         let counters = || (0..experts).map(|_| AtomicUsize::new(0)).collect();
         Self {
@@ -33,9 +35,9 @@ impl StepOrder {
         }
     }
 
-    /// An empty order for so many threads.
+    /// Empties the order, for this many threads.
     pub(super) fn clear(&mut self, threads: usize) {
-        // Twice as many as threads: one that comes late takes less.
+        // Twice the number of threads, so that a late thread takes less.
         self.pieces = if threads > 1 { 2 * threads } else { 1 };
         self.order.clear();
         self.ids.clear();
@@ -43,7 +45,7 @@ impl StepOrder {
         self.split = false;
     }
 
-    /// Adds the expert at a place in the dispatch table.
+    /// Adds the expert at a position in the dispatch table.
     pub(super) fn push(&mut self, place: usize, id: usize, streamed: bool) {
         let at = self.order.len();
         for left in &self.left {
@@ -56,9 +58,10 @@ impl StepOrder {
         self.streamed.push(streamed);
     }
 
-    /// A piece of the expert at `at` is computed. Whether it was the last one of the part.
+    /// Records that a piece of the expert at `at` was computed. Returns whether it was the last one of the
+    /// part.
     pub(super) fn computed(&self, at: usize, part: usize) -> bool {
-        // Acquire and release: what other threads read of the expert they have read before the last one lets it go.
+        // Acquire and release: other threads' reads of the expert happen before the last thread releases it.
         self.left[part].get(at).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1)
     }
 }

@@ -5,12 +5,12 @@ use crate::platform::memory::Addr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// An address for every matrix of every expert, or for up and down of every neuron, where the last frame that held it has it; of
-/// neurons whose scales lie by themselves a second one, of these.
+/// Addresses of every matrix of every expert, or of up and down of every neuron, in the last frame that held
+/// it. Neurons whose scales are stored separately have a second address, of the scales.
 pub(super) struct Tables(Vec<[Vec<AtomicPtr<u8>>; 2]>);
 
 impl Tables {
-    /// With so many matrices of each part of a layer.
+    /// Creates tables with so many matrices for each part of a layer.
     pub(super) fn new(layers: impl Iterator<Item = [usize; 2]>) -> Self {
         let empty = |n: usize| (0..n).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
         Self(layers.map(|parts| parts.map(empty)).collect())

@@ -1,15 +1,18 @@
-//! Dispatcher of cached experts: the unit of each expert of a layer, and transfers into frames (HybriMoE, §IV).
+//! Dispatcher of cached experts: the unit of each expert of a layer, and transfers into frames (HybriMoE,
+//! §IV).
 //!
-//! A layer's router has spoken: [`CachedDispatcher::divide`] gives its experts to the GPU or to the CPU, and says whose weights the GPU
-//! needs for that and into which frame they go. Then the scores of the layer and what the gates of the next ones predict are
-//! known: [`CachedDispatcher::predict`] says who is brought ahead, as long as the link would be idle.
+//! After the router of a layer, [`CachedDispatcher::divide`] assigns its experts to the GPU or the CPU. It
+//! also returns the transfers that the GPU needs for that, with their frames. Then the scores of the layer
+//! and the predictions of the next layers' gates are known: [`CachedDispatcher::predict`] chooses experts to
+//! transfer ahead, as long as the link would be idle.
 //!
-//! Time is the model's alone: a layer takes the makespan of its schedule, and what lies between two layers takes as long as the
-//! plan says. So decisions are a function of routing and scores, and a simulation that is given the same decides the same. Nothing
-//! here moves a byte.
+//! Time is modelled: a layer takes the makespan of its schedule, and the time between two layers is in the
+//! plan. So decisions are a function of routing and scores, and a simulation with the same inputs makes the
+//! same decisions. Nothing here moves a byte.
 //!
-//! Cache frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] says who stays. Where its policy lets some
-//! bypass it, a few frames are not the cache's: an expert that passes through lies there until the next one.
+//! Cache frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] decides which
+//! experts stay. If its policy lets some bypass it, a few frames are outside of the cache: an expert that
+//! bypasses it stays there until the next one comes.
 
 use super::prefetch::{self, Outlook, Prefetch};
 use crate::offload::cache::odds::Odds;
@@ -23,27 +26,28 @@ use crate::schedule::timelines::{Free, Task, TimelineScheduler};
 use moec_ir::op::Score;
 use std::collections::VecDeque;
 
-/// Of the frames whose policy lets some bypass it, one in so many is for these, up to as many as a token chooses.
+/// If the policy lets experts bypass the cache, one frame in this many is for these, at most as many as a
+/// token chooses.
 const BYPASS_SHARE: usize = 4;
 
-/// Initial knowledge of a dispatcher.
+/// Initial settings of a dispatcher.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Costs of an expert.
     pub costs: Costs,
-    /// All experts, each of one byte: what counts is frames.
+    /// All experts, each with a size of one byte: the cache counts frames.
     pub experts: ExpertIndex,
-    /// Solvers for the experts of a prompt, and of tokens that are decoded.
+    /// Solvers for the experts of a prompt, and of decoded tokens.
     pub divides: [Solver; 2],
-    /// Solver of the frames.
+    /// Cache policy of the frames.
     pub keeps: Setting,
-    /// Layers ahead that are looked at.
+    /// Number of layers ahead that are predicted.
     pub ahead: usize,
     /// Microseconds between the experts of two layers.
     pub window_us: f64,
     /// Initial experts of frames: one for each of these, in this order.
     pub cached: Vec<Key>,
-    /// Those of them that never leave.
+    /// Those of them that are never evicted.
     pub pinned: Vec<Key>,
     /// Function that turns the router's logits into scores.
     pub score: Score,
@@ -52,23 +56,23 @@ pub struct Setup {
 /// Counters of decisions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
-    /// Experts that layers used and a frame held, or would soon: counted once in each step.
+    /// Experts that layers used that were in a frame or in transfer: counted once in each step.
     pub hits: u64,
-    /// Experts that layers used and none held.
+    /// Experts that layers used and that were in no frame.
     pub misses: u64,
-    /// Experts that were brought since a step needed them.
+    /// Experts that were transferred because a step needed them.
     pub fetched: u64,
-    /// Experts that were brought ahead, by what gates predicted.
+    /// Experts that were transferred ahead, as predicted by gates.
     pub ahead: u64,
     /// Of these, those that the next step of their layer used.
     pub predicted: u64,
-    /// Experts that the CPU had computed and that were brought after that.
+    /// Experts that the CPU had computed and that were transferred afterwards.
     pub kept: u64,
-    /// Experts that were to be brought and found no frame: the CPU computed them.
+    /// Experts that were to be transferred but found no frame: the CPU computed them.
     pub turned_away: u64,
-    /// Sum of what layers were expected to take, in microseconds.
+    /// Sum of the expected times of layers, in microseconds.
     pub makespan_us: f64,
-    /// Sum of what transfers were expected to take.
+    /// Sum of the expected times of transfers, in microseconds.
     pub link_us: f64,
 }
 
@@ -85,20 +89,21 @@ pub struct CachedDispatcher {
     /// By number of the expert: its frame.
     frames: Vec<Option<u32>>,
     free: Vec<u32>,
-    /// Experts in a frame that are not the cache's, the oldest first.
+    /// Experts in frames outside of the cache, the oldest first.
     passing: VecDeque<Key>,
-    /// Experts in transfer, and when each ends.
+    /// Experts in transfer, and when each transfer ends.
     coming: Vec<(Key, f64)>,
-    /// The model's time, when the link is done, and how long the last layer takes.
+    /// The modelled time, the time when the link is idle, and the duration of the last layer.
     now: f64,
     link: f64,
     span: f64,
     /// The last layer, and the experts that the CPU computed there because no frame held them.
     layer: usize,
     missed: Vec<u16>,
-    /// By layers ahead: how often what stands at a place of the prediction is used.
+    /// By layers ahead: how often the expert at a rank of the prediction is used.
     odds: Vec<Odds>,
-    /// By layer: how far ahead it was predicted last, and which experts; which of these were brought.
+    /// By layer: how many layers ahead it was last predicted, and the predicted experts. Then the experts
+    /// that were transferred for it.
     predicted: Vec<(usize, Vec<u16>)>,
     announced: Vec<Key>,
     tasks: Vec<Task>,
@@ -110,11 +115,11 @@ pub struct CachedDispatcher {
 }
 
 impl CachedDispatcher {
-    /// With these.
+    /// Creates a dispatcher.
     ///
     /// # Errors
-    /// Negative or NaN times, experts that do not exist, a policy that gives layers frames of their own or cannot keep who begins
-    /// in them.
+    /// Negative or NaN times, experts that do not exist, a policy with frames per layer, or one that cannot
+    /// keep the initial experts.
     pub fn new(setup: Setup) -> Result<Self, ScheduleError> {
         let Setup { costs, experts, divides, keeps, ahead, window_us, cached, pinned, score } = setup;
         if keeps.to_string().ends_with("per-layer") {
@@ -140,7 +145,7 @@ impl CachedDispatcher {
                 return Err(ScheduleError::Begin("an expert that never leaves has no frame"));
             }
         }
-        // Those of the end of each layer pass through.
+        // The last ones of each layer bypass the cache.
         for &key in cached.iter().filter(|key| !pinned.contains(key)) {
             if cache.used() >= cache.capacity() || !cache.ahead(key, |_| {})? {
                 passing.push_back(key);
@@ -183,7 +188,7 @@ impl CachedDispatcher {
         self.counts
     }
 
-    /// Whether a frame holds an expert, or will soon.
+    /// Whether an expert is in a frame or in transfer.
     pub fn holds(&self, key: Key) -> bool {
         self.frame(key).is_some()
     }
@@ -194,7 +199,7 @@ impl CachedDispatcher {
         self.frames.get(id as usize).copied().flatten()
     }
 
-    /// An expert has left the host's memory, and with it its frame, unless it never leaves.
+    /// Removes an expert that has left the host's memory from its frame, unless it is pinned.
     pub fn lose(&mut self, key: Key) {
         let passed = self.passing.len();
         self.passing.retain(|p| *p != key);
@@ -203,8 +208,8 @@ impl CachedDispatcher {
         }
     }
 
-    /// Divides the experts of a layer, of which tokens chose each as often as `loads` says. Who is not in the host's memory
-    /// (`there`) is not brought: the CPU computes it as it comes.
+    /// Assigns the experts of a layer; `loads` are the tokens by expert. An expert that is not in the host's
+    /// memory (`there`) is not transferred: the CPU computes it when it arrives.
     ///
     /// # Errors
     /// A layer or an expert that does not exist.
@@ -243,7 +248,7 @@ impl CachedDispatcher {
         self.link = now + schedule.done.link.max(free.link);
         self.counts.link_us += schedule.done.link - free.link;
         self.layer = layer;
-        // The cache is given which experts it holds and which come.
+        // The cache learns which experts are hits and which are transferred.
         let mut comes = Vec::with_capacity(tasks.len());
         for run in &schedule.runs {
             match (run.unit, tasks[run.task].held) {
@@ -265,7 +270,7 @@ impl CachedDispatcher {
             Event::Load(key) | Event::Stream(key) => {
                 let stays = matches!(event, Event::Load(_));
                 let here = passing.iter().position(|p| *p == key);
-                // An expert that passes through has a frame already.
+                // An expert that bypasses the cache has a frame already.
                 if let Some(at) = here {
                     if stays {
                         passing.remove(at);
@@ -291,8 +296,9 @@ impl CachedDispatcher {
         Ok(&self.decision)
     }
 
-    /// Says who is brought ahead, while the layer that was divided last is computed: `scores(0)` are its router's logits of a
-    /// token, and after them stand those that the gates of the next `scored − 1` layers give. Of many tokens there are none.
+    /// Chooses experts to transfer ahead, while the last assigned layer is computed. `scores(0)` are its
+    /// router's logits of a token, followed by those of the gates of the next `scored − 1` layers. Several
+    /// tokens have no scores.
     ///
     /// # Errors
     /// An expert that does not exist.
@@ -332,7 +338,7 @@ impl CachedDispatcher {
         Ok(&self.brings)
     }
 
-    /// Predicted uses of a layer ahead: as many experts as a token chooses, the first of the gate.
+    /// Predicted uses of a layer ahead: the first experts of the gate, as many as a token chooses.
     fn look(&mut self, layer: usize, ahead: usize, start: f64, logits: &[f32], there: &dyn Fn(Key) -> bool) {
         let mut outlook = std::mem::take(&mut self.outlooks[ahead - 1]);
         outlook.start = start;
@@ -355,7 +361,8 @@ impl CachedDispatcher {
         self.outlooks[ahead - 1] = outlook;
     }
 
-    /// Experts that the CPU computes now may follow, the highest score first, as long as the link is idle until `end`.
+    /// Transfers experts that the CPU computes now, the highest score first, as long as the link is idle
+    /// until `end`.
     fn follow(&mut self, logits: &[f32], end: f64, there: &dyn Fn(Key) -> bool) -> Result<(), ScheduleError> {
         let of = |e: u16| logits.get(usize::from(e)).copied().unwrap_or(f32::NEG_INFINITY);
         let mut missed = std::mem::take(&mut self.missed);
@@ -373,7 +380,7 @@ impl CachedDispatcher {
         Ok(())
     }
 
-    /// Brings an expert that may be wanted, if the policy keeps it.
+    /// Transfers an expert that may be needed, if the policy keeps it.
     fn invite(&mut self, key: Key) -> Result<bool, ScheduleError> {
         let Self { cache, frames, free, passing, experts, brings, layer, .. } = self;
         // An expert that the current layer reads keeps its frame.
@@ -398,7 +405,8 @@ impl CachedDispatcher {
         Ok(taken)
     }
 
-    /// Brings an expert that the policy would not keep, to where others pass through, unless these are still to be used.
+    /// Transfers an expert that the policy would not keep to a frame outside of the cache, unless the experts
+    /// there are still to be used.
     fn pass(&mut self, key: Key) -> bool {
         if self.holds(key) {
             return false;
@@ -413,7 +421,7 @@ impl CachedDispatcher {
         true
     }
 
-    /// An expert is on the way.
+    /// Starts the transfer of an expert.
     fn send(&mut self, key: Key) {
         let way = self.scheduler.costs().bring_us;
         self.link = self.link.max(self.now) + way;
@@ -421,7 +429,7 @@ impl CachedDispatcher {
         self.coming.push((key, self.link));
     }
 
-    /// A layer has chosen: what was predicted of it was right or wrong.
+    /// Compares the predictions of a layer with its actual experts.
     fn learn(&mut self, layer: usize, loads: &[u32]) {
         let used = |e: u16| loads.get(usize::from(e)).is_some_and(|&n| n > 0);
         let counts = &mut self.counts;
@@ -438,7 +446,7 @@ impl CachedDispatcher {
         named.clear();
     }
 
-    /// Time from which on a frame holds an expert.
+    /// Time from which on an expert is in a frame.
     fn when(&self, key: Key, from: f64) -> Option<f64> {
         when(&self.experts, &self.frames, &self.coming, key, from)
     }
@@ -461,13 +469,13 @@ fn when(
     Some(coming.iter().find(|c| c.0 == key).map_or(0.0, |c| (c.1 - from).max(0.0)))
 }
 
-/// The frame of an expert, which leaves it.
+/// Takes the frame of an expert away from it.
 fn take(experts: &ExpertIndex, frames: &mut [Option<u32>], key: Key) -> Option<u32> {
     let id = experts.id(key.layer.into(), key.expert.into()).ok()?;
     frames.get_mut(id as usize)?.take()
 }
 
-/// A frame that is free, or that of who passes through and is not `used` now.
+/// A free frame, or that of an expert that bypasses the cache and is not `used` now.
 fn vacant(
     experts: &ExpertIndex,
     frames: &mut [Option<u32>],
@@ -481,7 +489,7 @@ fn vacant(
     })
 }
 
-/// An expert moves in.
+/// Assigns a frame to an expert.
 fn give(experts: &ExpertIndex, frames: &mut [Option<u32>], key: Key, frame: u32) {
     let id = experts.id(key.layer.into(), key.expert.into()).ok();
     if let Some(place) = id.and_then(|id| frames.get_mut(id as usize)) {

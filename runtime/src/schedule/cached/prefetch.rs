@@ -1,26 +1,28 @@
 //! Experts of the next layers to transfer ahead (§IV-C): those that shorten the simulated layers most.
 //!
-//! The gates of the next layers, applied to the current hidden state, say which experts may be wanted, and by how many tokens.
-//! For up to [`DEPTH`] layers ahead the scheduler gives the time of a layer with an expert on the host alone, and with it on
-//! the GPU from when it would be there. The difference, times the probability that the expert is wanted at all, is its
-//! impact; what it costs is the time for which the link keeps the next layer waiting. The best goes first and the rest is
-//! weighed again, as long as the link is idle before the next layer begins.
+//! The gates of the next layers, applied to the current hidden state, predict the experts and their tokens.
+//! For up to [`DEPTH`] layers ahead the scheduler computes a layer's time twice: with an expert on the host
+//! alone, and with it on the GPU from the end of its transfer. The difference, times the probability that the
+//! expert is needed, is its impact. The cost is the time for which the transfer delays the next layer. The
+//! best expert goes first and the rest is estimated again, as long as the link is idle before the next layer
+//! begins.
 
 use crate::schedule::policy::Solver;
 use crate::schedule::timelines::TimelineScheduler;
 use crate::schedule::timelines::{Free, Task};
 
-/// Layers ahead that are looked at (§IV-C).
+/// Maximum number of layers ahead (§IV-C).
 pub const DEPTH: usize = 3;
-/// Loads of a layer that are weighed at a time, the largest first: an expert with more tokens gains more.
+/// Number of different loads of a layer that are tried at a time, the largest first: an expert with more
+/// tokens gains more.
 const LOOKED_AT: usize = 4;
 
 /// A layer ahead.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outlook {
-    /// From now until it wants its experts, in microseconds.
+    /// Time until the layer needs its experts, in microseconds.
     pub start: f64,
-    /// Experts that it is expected to use. Times of [`Task::held`] are from the layer's start on.
+    /// Experts that it is expected to use. Times of [`Task::held`] count from the layer's start.
     pub tasks: Vec<Task>,
     /// Probability that each of them is needed.
     pub probability: Vec<f64>,
@@ -35,12 +37,12 @@ pub struct Prefetch {
     pub expert: u16,
     /// Microseconds that it is expected to save, less what it costs.
     pub gain: f64,
-    /// Time when it is on the GPU, in microseconds from now.
+    /// Time when it arrives on the GPU, in microseconds from now.
     pub there: f64,
 }
 
-/// Fills `out` with the experts to transfer, in order, and marks them as held in `layers`. `busy` is the time until the link is
-/// done with its earlier work. Layers past [`DEPTH`] are not looked at; tasks are taken as they are.
+/// Fills `out` with the experts to transfer, in order, and marks them as held in `layers`. `busy` is the time
+/// until the link is done with its earlier work. Layers past [`DEPTH`] are ignored; tasks are not checked.
 pub fn plan(
     scheduler: &mut TimelineScheduler,
     policy: Solver,
@@ -72,7 +74,7 @@ pub fn plan(
     }
 }
 
-/// The task of a layer with the largest impact, and that.
+/// The task of a layer with the largest impact, and the impact.
 fn impact(
     scheduler: &mut TimelineScheduler,
     policy: Solver,

@@ -1,8 +1,10 @@
-//! Experts that several units can run: who runs them in this call, and what moves before the next.
+//! Experts that several units can run: their units in this call, and the moves before the next.
 //!
-//! At every dispatch of such a layer one thread counts rows and calls the policy, [`Running`] where experts are scheduled over memories,
-//! [`CachedDispatcher`] where they are cached in frames; what has to be brought for that is. A dispatcher hears the scores of routers, too,
-//! and brings experts ahead, over the `transfer_queue`: a thread of its own in every call, so that threads and the unit compute meanwhile.
+//! At every dispatch of such a layer one thread counts rows and calls the policy: [`Running`] if experts are
+//! scheduled over memories, [`CachedDispatcher`] if they are cached in frames. It then starts the transfers
+//! that the decision needs. A dispatcher also gets the routers' scores and transfers experts ahead. Transfers
+//! go through the `transfer_queue`: in every call a thread of its own serves it, while the other threads and
+//! the unit compute.
 
 pub mod plan;
 mod transfer_queue;
@@ -25,22 +27,24 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub(crate) use transfer_queue::TransferQueue;
 use transfer_queue::{Job, MatrixTransfer};
 
-/// Statistics of experts that are assigned in every step, since the engine was opened.
+/// Statistics of experts that are assigned at run time, since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Assigned {
-    /// Experts, counted once in each step, that the hot unit, the CPU and the NDP DIMMs ran.
+    /// Experts, counted once in each step, by the unit that ran them: the hot unit, the CPU and the NDP
+    /// DIMMs.
     pub experts: [u64; 3],
-    /// Rows of these.
+    /// Rows of these experts.
     pub rows: [u64; 3],
-    /// Experts that were brought to the hot unit because a step needed them there.
+    /// Experts that were transferred to the hot unit because a step needed them there.
     pub fetched: u64,
-    /// Experts that were brought there, given another layout, and moved to another DIMM ahead of a step.
+    /// Experts that were moved ahead of a step: transferred to the hot unit, given another layout, and moved
+    /// to another DIMM.
     pub moves: [u64; 3],
-    /// Experts whose class was what the predictor had said, of all that were looked at.
+    /// Experts whose class was predicted correctly, and all experts with a prediction.
     pub predicted: [u64; 2],
-    /// Sum over steps of what the scheduler expects them to take, in microseconds.
+    /// Sum over steps of the times that the scheduler expects, in microseconds.
     pub makespan_us: f64,
-    /// Counters of frames that all layers share, where there are any.
+    /// Counters of the frames that all layers share, if there are any.
     pub frames: Option<Counts>,
 }
 
@@ -57,9 +61,9 @@ struct Matrices {
 
 /// Constants of a layer.
 struct Layer {
-    /// Indices into its units, as [`Scheduled`] numbers them: the hot unit, the CPU, the cold one.
+    /// Indices into its units, as [`Scheduled`] numbers them: the hot unit, the CPU, the cold unit.
     places: [u32; 3],
-    /// Index of the streams of the cold unit.
+    /// Index of the cold unit's NDP command streams.
     set: Option<u32>,
     segments: Vec<u32>,
 }
@@ -70,16 +74,16 @@ enum Core {
     Cached(Box<CachedDispatcher>),
 }
 
-/// Context of transfers.
+/// Units and tables that transfers use.
 struct DeviceContext<'a> {
     units: Units<'a>,
     layers: &'a [Layer],
     hot: Option<usize>,
     cold: Option<usize>,
-    /// By layer, what is copied where an expert is brought to the hot unit.
+    /// By layer: the matrices that are copied when an expert is transferred to the hot unit.
     matrices: &'a [Vec<Matrices>],
     transfers: &'a TransferQueue,
-    /// Whether pages of what was brought are given back.
+    /// Whether the pages of transferred experts are released.
     forgets: bool,
 }
 
@@ -113,10 +117,10 @@ impl<'a> DeviceContext<'a> {
         self.matrices(layer).iter().map(place).collect()
     }
 
-    /// Has an expert brought into a frame of the hot unit, whose table then names it.
+    /// Starts the transfer of an expert into a frame of the hot unit; the unit's table then names it.
     ///
     /// # Safety
-    /// As [`Assigner::dispatch`]; no step reads the frame before its ticket is over.
+    /// As [`Assigner::dispatch`]; no step reads the frame before its ticket is done.
     unsafe fn bring(&self, Bring { key, frame }: Bring, frames: &[Vec<Addr>], tickets: &mut [u64]) {
         let (layer, expert, frame) = (key.layer.into(), key.expert.into(), frame as usize);
         let (Some(unit), Some(frame), Some(ticket)) = (self.hot(), frames.get(frame), tickets.get_mut(frame))
@@ -124,14 +128,14 @@ impl<'a> DeviceContext<'a> {
             return;
         };
         let transfer = |(m, &to): (&Matrices, &Addr)| MatrixTransfer {
-            // SAFETY: tables have an address for each expert, and the CPU's are in its memory.
+            // SAFETY: tables have an address for each expert, and the CPU's table is in its memory.
             from: unsafe { entry(m.from, expert).of::<Addr>().read() },
             to,
             entry: entry(m.to, expert),
             bytes: m.bytes,
         };
         let transfers = self.matrices(layer).iter().zip(frame).map(transfer).collect();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         *ticket = unsafe { self.transfers.push(Job { transfers, forgets: self.forgets }, unit) };
     }
 
@@ -151,22 +155,23 @@ fn bad(e: ScheduleError) -> Error {
 
 struct State {
     core: Core,
-    /// Initial expert of each frame, and the addresses of the frame's matrices: known when the first step runs.
+    /// Initial expert of each frame, and the addresses of the frame's matrices: looked up when the first step
+    /// runs.
     begins: Vec<Key>,
     frames: Vec<Vec<Addr>>,
-    /// By frame: the ticket of what was brought there last.
+    /// By frame: the ticket of its last transfer.
     tickets: Vec<u64>,
-    /// Experts that the host's memory has lost; kept for its memory.
+    /// Experts that the host's memory has lost; a buffer kept for reuse.
     gone: Vec<Key>,
     /// By expert: rows, and the index of its unit among those of the layer.
     loads: Vec<u32>,
     chosen: Vec<u32>,
-    /// Experts of the last layer that others than the CPU compute.
+    /// Experts of the last layer that units other than the CPU compute.
     beside: Vec<i32>,
-    /// The last job that was submitted ahead.
+    /// The last transfer that was submitted ahead.
     ahead: u64,
     done: Assigned,
-    /// Whether a move has failed: where experts lie is then not known.
+    /// Whether a move has failed: the locations of experts are then unknown.
     broken: bool,
 }
 
@@ -178,18 +183,19 @@ pub(crate) struct Assigner {
     matrices: OnceLock<Vec<Vec<Matrices>>>,
     state: Mutex<State>,
     transfers: Arc<TransferQueue>,
-    /// By layer, what the hot unit's steps wait for; none where nothing is brought beside them.
+    /// By layer: the ticket that the hot unit's steps wait for; empty if no transfer runs in parallel to
+    /// them.
     needs: Box<[AtomicU64]>,
-    /// Store that knows the experts in the host's memory, where experts stay on disk.
+    /// Store that knows the experts in the host's memory, if experts are on disk.
     pager: Option<AnyPager>,
     forgets: bool,
 }
 
 impl Assigner {
-    /// For the experts of a program; `None` where their units are fixed.
+    /// Creates the assigner for the experts of a program; `None` if their units are fixed.
     ///
     /// # Errors
-    /// Times that are negative or not finite, a policy that is not known.
+    /// Negative or infinite times, an unknown policy.
     pub(crate) fn new(program: &Program, pager: Option<AnyPager>) -> Result<Option<Arc<Self>>> {
         let placed = &program.experts;
         let (hot, cold) = (placed.policy.hot(), placed.policy.cold());
@@ -250,18 +256,18 @@ impl Assigner {
         })))
     }
 
-    /// Says where matrices lie: `cpu` and `hot` give the address of a segment's table in the CPU's memory and in
-    /// that of the hot unit.
+    /// Sets the locations of matrices: `cpu` and `hot` return the address of a segment's table in the CPU's
+    /// memory and in that of the hot unit.
     ///
     /// # Errors
-    /// A segment that is in one of them only.
+    /// A segment that is in only one of them.
     pub(crate) fn bind(
         &self,
         program: &Program,
         cpu: &dyn Fn(u32) -> Option<Addr>,
         hot: &dyn Fn(u32) -> Option<Addr>,
     ) -> Result<()> {
-        // A unit that works in the CPU's memory finds all experts there.
+        // A unit that uses the CPU's memory finds all experts there.
         let apart = self.hot.is_some_and(|unit| program.memory_of(unit as u32) != 0);
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -280,23 +286,24 @@ impl Assigner {
         Ok(())
     }
 
-    /// The layer whose experts a step of a unit reads, if they are brought while the plan runs.
+    /// The layer whose experts a step of a unit reads, if they are transferred at run time.
     pub(crate) fn brings(&self, unit: usize, segment: u32) -> Option<usize> {
         let hot = self.hot == Some(unit) && !self.needs.is_empty();
         self.layers.iter().position(|l| hot && l.segments.contains(&segment))
     }
 
-    /// Experts of a layer that was assigned, counted over those with routed experts, where gates are applied.
+    /// Number of experts of a layer that is assigned at run time, numbered over those with routed experts, if
+    /// its gates are applied ahead.
     pub(crate) fn experts(&self, layer: usize) -> Option<usize> {
         (layer < self.needs.len()).then(|| self.lock().loads.len())
     }
 
-    /// The transfer queue, and the unit that it copies to, where something is brought beside the steps.
+    /// The transfer queue, and the unit that it copies to, if transfers run in parallel to the steps.
     pub(crate) fn transfers(&self) -> Option<(&TransferQueue, usize)> {
         self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.transfers, hot))
     }
 
-    /// Waits until the experts that a layer's steps read have come.
+    /// Waits until the experts that a layer's steps read have been transferred.
     pub(crate) fn wait(&self, layer: usize) {
         if let Some(need) = self.needs.get(layer) {
             self.transfers.wait(need.load(Ordering::Acquire));
@@ -346,12 +353,12 @@ impl Assigner {
         }
     }
 
-    /// Assigns the experts that `ids` choose in a step of a layer, and brings weights where they are missed. `give` gets the index
-    /// of each expert's unit among those of the layer.
+    /// Assigns the experts that `ids` choose in a step of a layer, and transfers missing weights. `give` gets
+    /// the index of each expert's unit among those of the layer.
     ///
     /// # Safety
-    /// One thread comes here, while no step runs that reads experts of this layer or of the one that comes next; the tables that
-    /// [`Self::bind`] was given are alive.
+    /// Only one thread calls this, while no step runs that reads experts of this layer or of the next one.
+    /// The tables that [`Self::bind`] was given are alive.
     pub(crate) unsafe fn dispatch(
         &self,
         layer: usize,
@@ -366,7 +373,7 @@ impl Assigner {
             fail(StepFault::Unit(Error::plan(
                 "an expert could not be moved before: the model must be opened anew",
             )));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         } else if let Err(e) = unsafe { self.assign(&mut state, layer, ids, prompt, units) } {
             state.broken = true;
             fail(StepFault::Unit(e));
@@ -374,6 +381,8 @@ impl Assigner {
         give(&state.chosen);
     }
 
+    /// Implements [`Self::dispatch`].
+    ///
     /// # Safety
     /// As [`Self::dispatch`].
     unsafe fn assign(
@@ -385,7 +394,7 @@ impl Assigner {
         units: Units<'_>,
     ) -> Result<()> {
         let device = self.device(units);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.begin(state, &device) };
         let State { core, tickets, frames, loads, chosen, beside, done, .. } = state;
         loads.fill(0);
@@ -401,7 +410,7 @@ impl Assigner {
         let decision = decision.map_err(bad)?;
         for transfer in &decision.transfers {
             match *transfer {
-                // SAFETY: the caller's promise; no step reads the expert that the frame held.
+                // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
                 Transfer::Bring(bring) => unsafe { device.bring(bring, frames, tickets) },
                 Transfer::Relocate { key, to } => device.relocate(key, to)?,
             }
@@ -426,13 +435,13 @@ impl Assigner {
         Ok(())
     }
 
-    /// Looks up the frames before the first step, and lets those experts go that the host's memory has lost.
+    /// Looks up the frames before the first step, and removes the experts that the host's memory has lost.
     ///
     /// # Safety
     /// As [`Self::dispatch`].
     unsafe fn begin(&self, state: &mut State, device: &DeviceContext<'_>) {
         if state.frames.is_empty() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let frame = |key: &Key| unsafe { device.frame(key.layer.into(), key.expert.into()) };
             state.frames = state.begins.iter().map(frame).collect();
         }
@@ -443,19 +452,20 @@ impl Assigner {
         }
     }
 
-    /// Gives `request` the experts of the last layer that units other than the CPU compute, once no transfer is under way any more that
-    /// was brought ahead of it: what it requests may take the place of these in the host's memory.
+    /// Calls `ask` with the experts of the last layer that units other than the CPU compute, once all
+    /// transfers that were submitted ahead have ended. What `ask` requests may replace these experts in the
+    /// host's memory.
     pub(crate) fn beside<T>(&self, ask: impl FnOnce(&[i32]) -> T) -> T {
         let state = self.lock();
         self.transfers.wait(state.ahead);
         ask(&state.beside)
     }
 
-    /// Brings experts that layers ahead may want: `scores(0)` are the logits of the layer that was assigned last, and after them stand
-    /// those that the gates of the next layers give.
+    /// Transfers experts that layers ahead may need: `scores(0)` are the logits of the layer that was
+    /// assigned last, followed by those of the next layers' gates.
     ///
     /// # Safety
-    /// As [`Self::dispatch`], but for the steps of the layer that was dispatched.
+    /// As [`Self::dispatch`], except for the steps of the layer that was dispatched.
     pub(crate) unsafe fn predict<'s>(
         &self,
         scored: usize,
@@ -468,12 +478,12 @@ impl Assigner {
             return;
         }
         let device = self.device(units);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.begin(&mut state, &device) };
         let State { core, tickets, frames, .. } = &mut *state;
         if let Core::Cached(dispatcher) = core {
             match dispatcher.predict(scored, scores, &|key| self.there(key)) {
-                // SAFETY: the caller's promise; no step reads the expert that the frame held.
+                // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
                 Ok(brings) => brings.iter().for_each(|&b| unsafe { device.bring(b, frames, tickets) }),
                 Err(e) => {
                     state.broken = true;

@@ -1,4 +1,4 @@
-//! Schedulers' settings from a plan.
+//! Settings of schedulers, from a plan.
 
 use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
 use crate::schedule::cached::dispatcher;
@@ -11,7 +11,7 @@ use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPlacement, Refine, S
 /// Costs of a plan's experts.
 ///
 /// # Errors
-/// Times that are negative or not finite.
+/// Negative or infinite times.
 pub fn costs(c: &ExpertCosts) -> Result<Costs, ScheduleError> {
     let table = |points: &Vec<(u32, f64)>| Table::new(points.clone());
     let some = |points: &Vec<(u32, f64)>| if points.is_empty() { Ok(None) } else { table(points).map(Some) };
@@ -28,7 +28,7 @@ pub fn costs(c: &ExpertCosts) -> Result<Costs, ScheduleError> {
     })
 }
 
-/// Settings of a scheduler, for so many layers of `experts` experts.
+/// Settings of a scheduler, for `layers` layers of `experts` experts.
 ///
 /// # Errors
 /// As [`costs`].
@@ -52,7 +52,7 @@ pub fn setup(s: &Scheduled, layers: usize, experts: usize) -> Result<Setup, Sche
 /// A scheduler, with experts where they are when the first step begins.
 ///
 /// # Errors
-/// As [`setup`]; memories or frames that are not there.
+/// As [`setup`]; memories or frames that do not exist.
 pub fn scheduler(p: &ExpertPlacement, s: &Scheduled) -> Result<ExpertScheduler, ScheduleError> {
     let experts = p.layers.first().map_or(0, |l| l.starts.len());
     let mut scheduler = ExpertScheduler::new(setup(s, p.layers.len(), experts)?)?;
@@ -63,7 +63,7 @@ pub fn scheduler(p: &ExpertPlacement, s: &Scheduled) -> Result<ExpertScheduler, 
     Ok(scheduler)
 }
 
-/// The places of a layer's experts when its first step begins.
+/// Initial locations of a layer's experts.
 fn places(layer: &ExpertLayer, hot: Option<u32>) -> Vec<Place> {
     let layout = |m: i32| u16::try_from(m).map_or(Layout::Striped, Layout::Local);
     let cached = |at: u32| hot.is_some() && layer.units.get(at as usize).copied() == hot;
@@ -71,10 +71,10 @@ fn places(layer: &ExpertLayer, hot: Option<u32>) -> Vec<Place> {
     places.map(|(&dimm, &at)| Place { layout: layout(dimm), cached: cached(at) }).collect()
 }
 
-/// Initial knowledge of a dispatcher.
+/// Initial settings of a dispatcher.
 ///
 /// # Errors
-/// As [`costs`]; a name that is no policy's.
+/// As [`costs`]; an unknown policy.
 pub fn dispatcher_setup(p: &ExpertPlacement, c: &Cached) -> Result<dispatcher::Setup, ScheduleError> {
     let [gpu_us, cpu_us, first_bring_us] = c.first_us;
     let mut costs = Costs { first_bring_us, ..costs(&c.costs)? };

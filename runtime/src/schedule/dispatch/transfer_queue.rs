@@ -1,7 +1,7 @@
-//! Transfers to the memory of a unit: one queue in the order of submission, beside all steps.
+//! Transfers to the memory of a unit: one queue in the order of submission, in parallel to all steps.
 //!
-//! In a call one thread serves the queue. The dispatcher gives it jobs, and steps that read what was brought wait for a job's
-//! ticket. Outside of a call no thread serves it: a job is done at once.
+//! In a call one thread serves the queue. The dispatcher gives it jobs, and steps that read transferred
+//! weights wait for the job's ticket. Outside of a call no thread serves the queue: a job is done at once.
 
 use crate::exec::accelerators::forget;
 use crate::exec::unit::ComputeUnit;
@@ -14,11 +14,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Transfer of one matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatrixTransfer {
-    /// In the CPU's memory.
+    /// Address in the CPU's memory.
     pub(super) from: Addr,
-    /// In the unit's.
+    /// Address in the unit's memory.
     pub(super) to: Addr,
-    /// Entry of the unit's table that then names it.
+    /// Entry of the unit's table that is set to the new address.
     pub(super) entry: Addr,
     pub(super) bytes: usize,
 }
@@ -27,17 +27,19 @@ pub(super) struct MatrixTransfer {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) transfers: Vec<MatrixTransfer>,
-    /// Whether its pages are given back then: a budget has no room for them.
+    /// Whether its pages are released afterwards: a budget has no room for them.
     pub(super) forgets: bool,
 }
 
 impl Job {
+    /// Copies the matrices and updates the table.
+    ///
     /// # Safety
     /// As [`TransferQueue::push`].
     unsafe fn run(&self, unit: &dyn ComputeUnit) {
         for transfer in &self.transfers {
             let slot = Addr::read_only((&raw const transfer.to).cast());
-            // SAFETY: the caller's promise: the table names the place once its bytes are there.
+            // SAFETY: guaranteed by the caller; the table names the address once its bytes are there.
             unsafe {
                 unit.copy(transfer.from, transfer.to, transfer.bytes);
                 unit.copy(slot, transfer.entry, size_of::<Addr>());
@@ -52,7 +54,7 @@ impl Job {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Job>,
-    /// Number of submitted jobs, and of those that are done.
+    /// Number of submitted jobs, and number of those that are done.
     submitted: u64,
     done: u64,
     served: bool,
@@ -72,21 +74,21 @@ impl TransferQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call begins: from now on jobs wait for [`Self::serve`].
+    /// Begins a call: from now on jobs wait for [`Self::serve`].
     pub(crate) fn open(&self) {
         self.lock().served = true;
     }
 
-    /// No more jobs come in this call.
+    /// Ends the jobs of this call.
     pub(crate) fn close(&self) {
         self.lock().served = false;
         self.wake.notify_all();
     }
 
-    /// Executes jobs until the link is closed and none is left.
+    /// Executes jobs until the queue is closed and empty.
     ///
     /// # Safety
-    /// As [`Self::push`], of all jobs.
+    /// As [`Self::push`], for all jobs.
     pub(crate) unsafe fn serve(&self, unit: &dyn ComputeUnit) {
         let mut state = self.lock();
         loop {
@@ -98,7 +100,7 @@ impl TransferQueue {
                 continue;
             };
             drop(state);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { job.run(unit) };
             state = self.lock();
             state.done += 1;
@@ -109,7 +111,8 @@ impl TransferQueue {
     /// Submits a job; returns its ticket.
     ///
     /// # Safety
-    /// All places have their bytes until the job is done; nothing reads where it writes before its ticket is over.
+    /// All addresses are valid until the job is done; nothing reads its destinations before its ticket is
+    /// done.
     pub(super) unsafe fn push(&self, job: Job, unit: &dyn ComputeUnit) -> u64 {
         let mut state = self.lock();
         state.submitted += 1;
@@ -120,13 +123,13 @@ impl TransferQueue {
         } else {
             state.done += 1;
             drop(state);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { job.run(unit) };
         }
         ticket
     }
 
-    /// Returns when a job is done, and all before it.
+    /// Waits until a job, and all before it, are done.
     pub(super) fn wait(&self, ticket: u64) {
         let mut state = self.lock();
         while state.done < ticket {
@@ -139,7 +142,7 @@ impl TransferQueue {
         self.lock().submitted
     }
 
-    /// Writes the experts that have left since the last call into `to`.
+    /// Writes the experts that have left the host's memory since the last call into `to`.
     pub(super) fn take_gone(&self, to: &mut Vec<Key>) {
         to.append(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -171,7 +174,8 @@ mod tests {
         unsafe fn submit(&self, _: &Launch<'_>, _: PoolThread) {}
     }
 
-    /// A thread that waits for a ticket sees its bytes, and the table names them; without a serving thread a job is done at once.
+    /// A thread that waits for a ticket sees its bytes, and the table names their address. Without a serving
+    /// thread a job is done at once.
     #[test]
     fn jobs_are_executed_in_order() {
         const JOBS: usize = 500;
@@ -189,7 +193,7 @@ mod tests {
             }],
             forgets: false,
         };
-        // SAFETY: every job has places of its own, which are read below when its ticket is over.
+        // SAFETY: every job has addresses of its own, which are read below when its ticket is done.
         unsafe {
             assert_eq!(queue.push(job(0), &Copies), 1);
             queue.wait(1);

@@ -1,4 +1,4 @@
-//! Amount of migration that fits after the other work.
+//! Budget of time for migration.
 
 use super::placement::Layout;
 use super::setup::Window;
@@ -6,9 +6,9 @@ use crate::schedule::costs::Costs;
 
 /// Time that is left of PCIe and of each link between memories, in microseconds.
 ///
-/// A window is what one layer's attention and dense layers leave. A transfer that is longer goes on in the windows
-/// after it: what a resource does not use is kept, up to the time of its longest transfer, and a move is made in the
-/// window in which it ends. So no resource is ever given more than the windows so far had. A link carries one
+/// A window is the time that one layer's attention and dense layers leave. A longer transfer continues in the
+/// next windows: unused time of a resource is kept, up to the time of its longest transfer. A move is made in
+/// the window in which it ends. So no resource gets more time than the windows so far had. A link carries one
 /// transfer at a time, in one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
@@ -16,37 +16,38 @@ pub(crate) struct Budget {
     links: Vec<f64>,
 }
 
-/// Time that a move takes of each resource.
+/// Time of each resource that a move takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
-    /// Of PCIe.
+    /// Time of PCIe.
     pub(crate) pcie: f64,
     /// Of the links of two memories.
     ends: [Option<u16>; 2],
     end: f64,
-    /// Of every other link.
+    /// Time of every other link.
     others: f64,
 }
 
 impl Needs {
-    /// A prefetch of an expert of this layout.
+    /// Times of a prefetch of an expert with this layout.
     pub(crate) fn prefetch(costs: &Costs, layout: Layout) -> Self {
         Self { pcie: costs.bring_us.max(costs.t_dram(layout)), ends: [None; 2], end: 0.0, others: 0.0 }
     }
 
-    /// From striped to one memory, or from it to striped: its link carries all that is not on it, each other its share.
+    /// Times of a relayout from striped to one memory, or back: that memory's link carries everything that is
+    /// not on it, each other link its share.
     pub(crate) fn relayout(costs: &Costs, memory: u16, memories: usize) -> Self {
         let share = link(costs) / memories.max(1) as f64;
         let end = if memories <= 1 { 0.0 } else { share * (memories - 1) as f64 };
         Self { pcie: 0.0, ends: [Some(memory), None], end, others: share }
     }
 
-    /// From one memory to another.
+    /// Times of a move from one memory to another.
     pub(crate) fn rebalance(costs: &Costs, from: u16, to: u16) -> Self {
         Self { pcie: 0.0, ends: [Some(from), Some(to)], end: link(costs), others: 0.0 }
     }
 
-    /// Of the resource that is used most.
+    /// Time of the resource that is used most.
     pub(crate) fn time(&self) -> f64 {
         self.pcie.max(self.end).max(self.others)
     }
@@ -56,7 +57,7 @@ impl Needs {
     }
 }
 
-/// A whole expert over one link.
+/// Time of a whole expert over one link.
 fn link(costs: &Costs) -> f64 {
     costs.near.as_ref().map_or(f64::INFINITY, |n| n.link_us)
 }
@@ -66,7 +67,7 @@ impl Budget {
         Self { pcie: 0.0, links: vec![0.0; memories] }
     }
 
-    /// A window opens.
+    /// Adds the time of a window.
     pub(crate) fn open(&mut self, window: Window, costs: &Costs) {
         let longest = Needs::prefetch(costs, Layout::Local(0)).time();
         let more = |left: f64, window: f64, longest: f64| {
@@ -79,7 +80,7 @@ impl Budget {
         }
     }
 
-    /// Takes what a move needs, if all of it is left.
+    /// Takes the time of a move from the budget, if all of it is left.
     pub(crate) fn take(&mut self, needs: &Needs) -> bool {
         let fits = needs.pcie <= self.pcie
             && self.links.iter().enumerate().all(|(d, &left)| needs.of(d) <= left)

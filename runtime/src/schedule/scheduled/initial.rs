@@ -1,4 +1,4 @@
-//! Places of experts before the first step, by recorded loads (TriMoE, §4.3).
+//! Initial placement of experts, by recorded loads (TriMoE, §4.3).
 
 use super::placement::{Layout, Place, Placement};
 use super::predictor::{Class, classes};
@@ -6,8 +6,9 @@ use super::schedule::ExpertUnit;
 use crate::schedule::policy::Keeps;
 use crate::schedule::sums::prices::Prices;
 
-/// The hottest are cached; cold ones are localized, so that memories take equally long (longest first); the others are
-/// striped. `cold` is the boundary of classes. Where experts begin otherwise, all are striped or all are localized.
+/// The initial placement: the hottest are cached; cold ones are localized, so that memories take equally long
+/// (longest first); the others are striped. `cold` is the boundary of classes. With other policies, all are
+/// striped or all are localized.
 pub(crate) fn initial(
     prices: &Prices,
     keeps: Keeps,
@@ -32,7 +33,7 @@ pub(crate) fn initial(
     };
     let mut busy = vec![0; memories];
     for &e in hottest.iter().filter(|&&e| local(e)) {
-        // What is cached computes there.
+        // Cached experts are computed on the GPU.
         let task = prices.expected(e, Place { layout: Layout::Local(0), ..striped }, loads[e]);
         let time = if placement.places()[e].cached { 0 } else { task.cost(ExpertUnit::Near) };
         if let Some((memory, least)) = busy.iter_mut().enumerate().min_by_key(|b| *b.1) {

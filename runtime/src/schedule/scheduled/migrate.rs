@@ -1,12 +1,14 @@
 //! Moves before a layer's next step (TriMoE, §4.3).
 //!
-//! The step is scheduled with the loads that are expected. Three kinds of tasks are feasible: hot experts that the
-//! GPU does not hold are read ahead; experts whose layout is not that of their class change it; where one memory takes
-//! longer than the mean by [`SKEW`], experts go from it to the most idle one. Each is tried on the schedule, and what
-//! it lowers the excess by is its benefit: the sum over the units of their time past the mean of the domains, the
-//! memories with their slowest and their mean. A makespan would say that none of two moves helps which only together do.
-//! Tasks are ranked by benefit, tried again in that order on what those before have left, and taken while their
-//! resources have time.
+//! The step is scheduled with the expected loads. There are three kinds of moves. Hot experts that the GPU
+//! does not hold are prefetched. Experts whose layout differs from that of their class change it. If one
+//! memory takes longer than the mean by [`SKEW`], experts move from it to the most idle one.
+//!
+//! Each move is tried on the schedule. Its benefit is the decrease of the excess: the sum over the domains of
+//! their time above the mean of all domains. The memories are one domain, and count with their slowest and
+//! their mean. The makespan is no measure here: if only two moves together help, neither lowers it. Moves are
+//! ranked by benefit, tried again in that order on the changed schedule, and made while their resources have
+//! time.
 
 use super::budget::{Budget, Needs};
 use super::placement::{Layout, Place, Placement};
@@ -18,40 +20,40 @@ use crate::schedule::sums::prices::Prices;
 use crate::schedule::sums::refine::refine;
 use crate::schedule::sums::ticks::{Ticks, us};
 
-/// A memory is too busy from this multiple of the mean on.
+/// Multiple of the mean from which on a memory is too busy.
 const SKEW: f64 = 1.1;
-/// Moves in one window, at most.
+/// Maximum number of moves in one window.
 const MOST: usize = 16;
 /// Iterations of refinement of the expected step.
 const ITERATIONS: usize = 64;
 
-/// Decides on migration; keeps its memory from step to step.
+/// Decides on migration; its buffers are reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Migrator {
     step: Assignment,
     level: Ticks,
-    /// Experts that have come, gone or moved in this window: each does so once.
+    /// Experts that were cached, evicted or moved in this window: each at most once.
     moved: Vec<u16>,
     /// Benefit and expert.
     ranked: Vec<(Ticks, usize)>,
 }
 
-/// Facts about the layer.
+/// Expected state of the layer.
 pub(crate) struct Outlook<'a> {
     pub(crate) prices: &'a Prices,
     pub(crate) prediction: Prediction,
     pub(crate) layer: usize,
     /// Expected tokens by expert.
     pub(crate) loads: &'a [f32],
-    /// Classes of these.
+    /// Classes of the experts.
     pub(crate) classes: &'a [Class],
-    /// Their boundary.
+    /// Boundary of the cold class.
     pub(crate) cold: f64,
     pub(crate) memories: usize,
 }
 
 impl Migrator {
-    /// Moves experts of a layer and says which.
+    /// Moves experts of a layer and returns the moves.
     pub(crate) fn migrate(
         &mut self,
         outlook: &Outlook<'_>,
@@ -68,7 +70,7 @@ impl Migrator {
             if moves.len() == MOST {
                 break;
             }
-            // Those before may have changed who is idle, and what is left to gain.
+            // Earlier moves may have changed the most idle memory, and the remaining gain.
             let Some(action) = self.wanted(outlook, placement, expert) else { continue };
             self.take(outlook, placement, action, budget, moves);
         }
@@ -82,7 +84,7 @@ impl Migrator {
         }
     }
 
-    /// The expected step; its tasks are numbered as the experts are.
+    /// Schedules the expected step; its tasks are numbered like the experts.
     fn schedule(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
         self.step.clear(outlook.memories);
         for (expert, (&place, &load)) in placement.places().iter().zip(outlook.loads).enumerate() {
@@ -95,7 +97,7 @@ impl Migrator {
         self.level = (a.gpu + a.cpu + mean) / 3;
     }
 
-    /// All feasible tasks that gain, the best first.
+    /// Ranks all feasible moves with a gain, the best first.
     fn rank(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
         let mut ranked = std::mem::take(&mut self.ranked);
         ranked.clear();
@@ -111,7 +113,7 @@ impl Migrator {
         self.ranked = ranked;
     }
 
-    /// Action that an expert's class requests and its place lacks.
+    /// Move that an expert's class requires and its placement lacks.
     fn wanted(&self, outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<Action> {
         let (place, class) = (placement.places()[expert], *outlook.classes.get(expert)?);
         let number = expert as u16;
@@ -136,7 +138,7 @@ impl Migrator {
         }
     }
 
-    /// The best move from the busiest memory to the most idle one, where they are uneven.
+    /// The best move from the busiest memory to the most idle one, if they are uneven.
     fn rebalance(&mut self, outlook: &Outlook<'_>, placement: &Placement) -> Option<Action> {
         let a = &self.step;
         let (from, &most) = a.memories.iter().enumerate().max_by_key(|d| (*d.1, std::cmp::Reverse(d.0)))?;
@@ -161,7 +163,7 @@ impl Migrator {
         best.map(|b| b.1)
     }
 
-    /// Makes a move if it gains and its resources have time. Whether it did.
+    /// Makes a move if it gains and its resources have time; returns whether it was made.
     fn take(
         &mut self,
         outlook: &Outlook<'_>,
@@ -202,7 +204,7 @@ impl Migrator {
         before - after
     }
 
-    /// Changes the expected step as an action would; gives back the tasks and units that it replaces.
+    /// Changes the expected step as an action would; returns the tasks and units that it replaces.
     fn apply(
         &mut self,
         outlook: &Outlook<'_>,
@@ -259,7 +261,8 @@ impl Migrator {
     }
 }
 
-/// Expert that a prefetch replaces: the cached one of which least is expected, if that is less than of the new one.
+/// Expert that a prefetch replaces: the cached one with the least expected load, if that is less than the new
+/// one's.
 fn coldest(outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<u16> {
     let cached = placement.places().iter().enumerate().filter(|p| p.1.cached);
     let least = cached.map(|p| p.0).min_by(|&a, &b| outlook.loads[a].total_cmp(&outlook.loads[b]))?;

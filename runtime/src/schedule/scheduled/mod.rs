@@ -1,8 +1,10 @@
-//! Experts that are scheduled over units and the host's memories, and move between these (TriMoE, §4.2 and §4.3).
+//! Experts that are scheduled over units and the host's memories, and move between these (TriMoE, §4.2 and
+//! §4.3).
 //!
-//! [`Placement`] says where the experts of a layer are. [`ExpertScheduler`] holds that for all layers: [`ExpertScheduler::dispatch`] assigns the
-//! experts of a step by `sums` of units' times, and [`ExpertScheduler::moves_for`] says what moves before a layer's next
-//! step, by loads that a [`Predictor`] expects (equation 8), and keeps within the time that the links have.
+//! [`Placement`] is the location of the experts of a layer, and [`ExpertScheduler`] holds the placements of
+//! all layers. [`ExpertScheduler::dispatch`] assigns the experts of a step by `sums` of units' times.
+//! [`ExpertScheduler::moves_for`] chooses the moves before a layer's next step, by the loads that a
+//! [`Predictor`] expects (equation 8), within the free time of the links.
 
 mod budget;
 mod initial;

@@ -1,18 +1,18 @@
-//! Places of the experts of a layer.
+//! Placement of the experts of a layer.
 
 use crate::schedule::error::ScheduleError;
 
 /// Layout of an expert's weights in the host's memory (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Interleaved over all memories: what the host reads fastest.
+    /// Interleaved over all memories: the fastest layout for reads of the host.
     Striped,
-    /// Whole on one memory, whose near-data unit can compute it.
+    /// Whole in one memory, whose near-data unit can compute it.
     Local(u16),
 }
 
 impl Layout {
-    /// The memory that has all of it.
+    /// The memory that holds all of it, if there is one.
     pub fn memory(self) -> Option<u16> {
         match self {
             Self::Striped => None,
@@ -30,7 +30,7 @@ pub struct Place {
     pub cached: bool,
 }
 
-/// Places of the routed experts of one layer. Shared experts are outside of it.
+/// Placements of the routed experts of one layer. Shared experts are not included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     places: Vec<Place>,
@@ -39,11 +39,11 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// With a place for each expert.
+    /// Creates a placement from one for each expert.
     ///
     /// # Errors
-    /// [`ScheduleError::Memory`] for one on a memory of none of `memories`, [`ScheduleError::Frames`] where more are
-    /// cached than the GPU has frames for a layer.
+    /// [`ScheduleError::Memory`] for a memory that is not below `memories`; [`ScheduleError::Frames`] if more
+    /// are cached than the GPU has frames for a layer.
     pub fn new(places: Vec<Place>, memories: usize, frames: usize) -> Result<Self, ScheduleError> {
         for (expert, place) in places.iter().enumerate() {
             if let Some(memory) = place.layout.memory().filter(|&d| usize::from(d) >= memories) {
@@ -57,13 +57,13 @@ impl Placement {
         Ok(Self { places, frames, cached })
     }
 
-    /// All striped, none cached.
+    /// All experts striped, none cached.
     pub fn striped(experts: usize, frames: usize) -> Self {
         let place = Place { layout: Layout::Striped, cached: false };
         Self { places: vec![place; experts], frames, cached: 0 }
     }
 
-    /// Places by expert.
+    /// Placements by expert.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
@@ -78,12 +78,12 @@ impl Placement {
         self.cached
     }
 
-    /// Gives an expert another layout.
+    /// Changes the layout of an expert.
     pub(crate) fn relayout(&mut self, expert: usize, to: Layout) {
         self.places[expert].layout = to;
     }
 
-    /// The GPU takes an expert, and drops another for it where it has no frame left.
+    /// Caches an expert on the GPU; if there is no free frame, evicts another one for it.
     pub(crate) fn prefetch(&mut self, expert: usize, evict: Option<usize>) {
         if let Some(evict) = evict {
             self.cached -= usize::from(self.places[evict].cached);

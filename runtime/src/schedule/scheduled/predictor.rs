@@ -1,4 +1,4 @@
-//! Expected load of an expert (TriMoE, §4.3, equation 8), and the class that follows.
+//! Expected load of an expert (TriMoE, §4.3, equation 8), and its class.
 
 use super::placement::{Layout, Place};
 use crate::schedule::sums::prices::Prices;
@@ -7,16 +7,17 @@ use crate::schedule::sums::ticks::Ticks;
 /// α of equation 8.
 pub const ALPHA: f32 = 0.3;
 
-/// By how much the slowest memory computes longer than the mean. Mean loads do not say it, as loads vary from step to
-/// step; of 1, 1.25, 1.5 and 2 this one gave the shortest steps over loads that drift, slowly and fast.
+/// Assumed ratio of the slowest memory's time to the mean. It does not follow from mean loads, as loads vary
+/// from step to step. Of 1, 1.25, 1.5 and 2 this value gave the shortest steps over drifting loads, slow and
+/// fast.
 const UNEVEN: f64 = 1.5;
 
-/// Margin beyond the boundary of classes that a load must pass for an expert to change its layout: what is near it would
-/// go back and forth. Of 1 to 2 this one gave the shortest steps over loads that drift; with 1, where they drift
-/// fast, moving lost more than it gained.
+/// Factor by which a load must exceed the boundary of classes for an expert to change its layout: otherwise
+/// experts near it would move back and forth. Of 1 to 2 this value gave the shortest steps over drifting
+/// loads; with 1 and fast drift, moves cost more than they saved.
 const MARGIN: f64 = 1.5;
 
-/// Class of an expert: the unit that it is for.
+/// Class of an expert: the unit that it is meant for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
     /// The GPU.
@@ -36,7 +37,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// No tokens are expected of any expert.
+    /// Creates a predictor that expects no tokens.
     pub(crate) fn new(layers: usize, experts: usize) -> Self {
         Self { averages: vec![0.0; layers * experts], experts }
     }
@@ -48,14 +49,14 @@ impl Predictor {
         }
     }
 
-    /// Equation 8, for one step of a layer.
+    /// Applies equation 8 to one step of a layer.
     pub(crate) fn observe(&mut self, layer: usize, loads: &[u32]) {
         for (average, &load) in self.layer_mut(layer).iter_mut().zip(loads) {
             *average += ALPHA * (load as f32 - *average);
         }
     }
 
-    /// Expected tokens by expert; nothing for a layer that is not there.
+    /// Expected tokens by expert; empty for a layer that does not exist.
     pub fn expected(&self, layer: usize) -> &[f32] {
         self.averages.get(layer * self.experts..(layer + 1) * self.experts).unwrap_or_default()
     }
@@ -68,35 +69,36 @@ impl Predictor {
 /// Counts of right and wrong predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PredictionCounters {
-    /// Experts of all steps: for each one is decided whether it stays, and if not, where it goes.
+    /// Experts of all steps: each has a decision to stay or to move.
     pub experts: u64,
-    /// Those whose predicted class was that of their actual load.
+    /// Experts whose predicted class was that of their actual load.
     pub right: u64,
-    /// Those that should be elsewhere by their predicted load: hot and not with the GPU, or clearly warm or cold and of
-    /// the other layout.
+    /// Decisions to move by the predicted load: hot experts that are not on the GPU, and clearly warm or cold
+    /// ones with the other layout.
     pub decisions: u64,
-    /// Those of them whose actual class requested it, too: moving them pays.
+    /// Those of them that the actual class required, too: the move pays off.
     pub paid: u64,
 }
 
 impl PredictionCounters {
-    /// Migration decisions that were right, to stay among them, from 0 to 1: what the paper's 78 % are held against.
+    /// Share of migration decisions that were right, decisions to stay included, from 0 to 1. The paper's 78
+    /// % are compared with this.
     pub fn accuracy(&self) -> f64 {
         self.right as f64 / self.experts.max(1) as f64
     }
 
-    /// Of the decisions to move, those that paid, from 0 to 1.
+    /// Share of decisions to move that paid off, from 0 to 1.
     pub fn precision(&self) -> f64 {
         self.paid as f64 / self.decisions.max(1) as f64
     }
 }
 
-/// Up to how many tokens an expert is cold, where a layer has these loads.
+/// Number of tokens up to which an expert is cold, in a layer with these loads.
 ///
-/// On its own an expert may be faster on the CPU, which has only so much time: what counts is where the
-/// CPU and the near-data units end together. The most loaded beyond the GPU's frames are striped and go to
-/// the CPU, the others are localized; of all cuts between the two the one is taken whose makespan
-/// (equation 7, the slowest memory taken as [`UNEVEN`] times the mean) is least. Below 0: nothing is cold.
+/// A single expert may be faster on the CPU, but the CPU's time is limited: at the best boundary the CPU and
+/// the near-data units end together. The most loaded experts beyond the GPU's frames are striped and go to
+/// the CPU, the others are localized. Of all cuts between the two, the one with the least makespan is taken
+/// (equation 7, with [`UNEVEN`] times the mean for the slowest memory). Below 0: no expert is cold.
 pub(crate) fn boundary(
     prices: &Prices,
     memories: usize,
@@ -129,8 +131,8 @@ pub(crate) fn boundary(
     cold
 }
 
-/// Whether an expert that is expected to have this load should be elsewhere: a hot one with the GPU, a warm one
-/// striped, a cold one localized. One whose load is near the [`boundary`] stays where it is.
+/// Whether an expert with this expected load should be elsewhere: hot experts belong on the GPU, warm ones
+/// are striped, cold ones localized. An expert with a load near the [`boundary`] stays.
 pub(crate) fn misplaced(place: Place, class: Class, load: f64, boundary: f64) -> bool {
     match (class, place.layout) {
         _ if place.cached => false,
@@ -143,8 +145,8 @@ pub(crate) fn misplaced(place: Place, class: Class, load: f64, boundary: f64) ->
 
 /// Classes of a layer's experts.
 ///
-/// Hot are the most loaded, as many as the GPU has frames, where it computes them faster than the CPU does.
-/// Of the others those are cold that have no more tokens than the [`boundary`].
+/// The most loaded ones are hot, at most as many as the GPU has frames, if it computes them faster than the
+/// CPU does. Of the others, those with no more tokens than the [`boundary`] are cold.
 pub(crate) fn classes(
     prices: &Prices,
     frames: usize,

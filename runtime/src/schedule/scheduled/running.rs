@@ -1,7 +1,9 @@
-//! A scheduler for a plan that runs: its decisions in the frames of each layer, and when they are done.
+//! A scheduler for a running plan: maps decisions to the frames of each layer, and determines the time of
+//! moves.
 //!
-//! What moves for the layer that comes next is moved at the dispatch of this one. Weights of a layer are touched while no step of
-//! it runs: its own dispatch has not ended yet, and the layer that comes next has not begun.
+//! Moves for the next layer are made at the dispatch of this one. The weights of a layer are changed only
+//! while no step of it runs: either its own dispatch has not ended, or it is the next layer and has not
+//! begun.
 
 use super::placement::Layout;
 use super::schedule::{Action, ExpertUnit, ScheduledUnit};
@@ -11,7 +13,7 @@ use crate::offload::cache::Key;
 use crate::schedule::decision::{Bring, Decision, Transfer};
 use crate::schedule::error::ScheduleError;
 
-/// Decides for a plan that runs.
+/// Makes the decisions for a running plan.
 pub struct Running {
     scheduler: ExpertScheduler,
     window: Option<Window>,
@@ -25,7 +27,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// With a scheduler whose layers have their first placements. Whether experts move between steps.
+    /// Creates it from a scheduler whose layers have their initial placements; `moves`: whether experts move
+    /// between steps.
     pub fn new(scheduler: ExpertScheduler, moves: bool) -> Self {
         let layers = (0..scheduler.setup().layers).map_while(|l| scheduler.placement(l));
         let cached = |p: &super::Placement| {
@@ -48,23 +51,24 @@ impl Running {
         &self.scheduler
     }
 
-    /// The expert in each frame, the frames of a layer after those of the layer before it.
+    /// The expert in each frame, layer by layer.
     pub fn begins(&self) -> Vec<Key> {
         let key = |layer: usize, expert: &u16| Key { layer: layer as u16, expert: *expert };
         let of = |(layer, frames): (usize, &Vec<u16>)| frames.iter().map(move |e| key(layer, e)).collect();
         self.frames.iter().enumerate().flat_map::<Vec<Key>, _>(of).collect()
     }
 
-    /// Experts that were brought because a step needed them, and those brought, given another layout, and moved to another memory
-    /// ahead of one.
+    /// Number of experts that were transferred because a step needed them. Then the numbers of experts that
+    /// were transferred, given another layout, and moved to another memory ahead of a step.
     pub fn counts(&self) -> (u64, [u64; 3]) {
         (self.fetched, self.moves)
     }
 
-    /// Divides the experts of a layer, and says what moves before its next step or that of the layer after it.
+    /// Assigns the experts of a layer to units, and chooses the moves before its next step or before that of
+    /// the next layer.
     ///
     /// # Errors
-    /// A layer that is not there, other experts than it has.
+    /// A layer that does not exist, or another number of experts than it has.
     pub fn divide(&mut self, layer: usize, loads: &[u32]) -> Result<&Decision, ScheduleError> {
         self.decision.clear(loads.len());
         for action in std::mem::take(&mut self.waiting) {
@@ -93,8 +97,8 @@ impl Running {
         Ok(&self.decision)
     }
 
-    /// Brings the experts to the GPU that it is to run and does not hold, in frames of those that it is not to run now.
-    /// Where there is none, the CPU runs them.
+    /// Transfers experts that the GPU is to run and does not hold, into frames of experts that it does not
+    /// run now. If there is no such frame, the CPU runs the expert.
     fn bring_missing(&mut self, layer: usize) {
         for expert in 0..self.decision.units.len() {
             if self.decision.units[expert] != ExpertUnit::Gpu || self.frames[layer].contains(&(expert as u16))
@@ -114,14 +118,14 @@ impl Running {
         }
     }
 
-    /// Does what the scheduler has decided to move.
+    /// Carries out a move that the scheduler has decided.
     fn act(&mut self, layer: usize, action: Action) {
         match action {
             Action::Prefetch { expert, evict } => {
                 let frames = &self.frames[layer];
                 let here = frames.contains(&expert);
                 let frame = frames.iter().position(|&held| Some(held) == evict);
-                // What a step has brought since may have taken the frame.
+                // A transfer for a step may have taken the frame since.
                 if let Some(frame) = frame.or(Some(0)).filter(|_| !here && !frames.is_empty()) {
                     self.bring(layer, expert, frame);
                     self.moves[0] += 1;

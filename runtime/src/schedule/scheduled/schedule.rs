@@ -9,7 +9,7 @@ pub enum ExpertUnit {
     Gpu,
     /// The CPU.
     Cpu,
-    /// The near-data unit of the memory that the expert lies on.
+    /// The near-data unit of the expert's memory.
     Near,
 }
 
@@ -24,30 +24,30 @@ pub enum ScheduledUnit {
     Near(u16),
 }
 
-/// Move before a layer's next step (TriMoE, §4.3).
+/// Move of an expert before a layer's next step (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The GPU reads an expert ahead of its use, into the frame of another or a free one.
+    /// An expert is transferred to the GPU ahead of its use, into a free frame or that of another.
     Prefetch {
-        /// Expert that comes.
+        /// Expert that is transferred.
         expert: u16,
         /// Expert that it evicts.
         evict: Option<u16>,
     },
-    /// Localized becomes striped, or striped localized.
+    /// A localized expert becomes striped, or a striped one localized.
     Relayout {
         /// Expert that changes its layout.
         expert: u16,
         /// Its layout afterwards.
         to: Layout,
     },
-    /// A localized expert goes from one memory to another.
+    /// A localized expert moves from one memory to another.
     Rebalance {
         /// Expert that leaves.
         expert: u16,
-        /// From this memory.
+        /// Source memory.
         from: u16,
-        /// To this memory.
+        /// Destination memory.
         to: u16,
     },
 }
@@ -63,7 +63,7 @@ impl Action {
     }
 }
 
-/// An action with what it is expected to bring and what it takes.
+/// An action with its expected benefit and cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
     /// Layer of the expert.
@@ -72,11 +72,11 @@ pub struct Move {
     pub action: Action,
     /// Microseconds that it is predicted to save.
     pub benefit_us: f64,
-    /// Microseconds that it keeps the busiest resource it uses: PCIe, or a link between memories.
+    /// Microseconds for which it occupies the resource that it uses most: PCIe, or a link between memories.
     pub time_us: f64,
 }
 
-/// One step of one layer.
+/// Schedule of one step of one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// Unit of each expert; `None`: it has no tokens.
@@ -91,6 +91,6 @@ pub struct Schedule {
     pub memory_us: Vec<f64>,
     /// Time of each memory's near-data unit, without contention.
     pub near_us: Vec<f64>,
-    /// Moves for the layer that comes next.
+    /// Moves for the next layer.
     pub moves: Vec<Move>,
 }

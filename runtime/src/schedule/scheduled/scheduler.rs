@@ -1,4 +1,4 @@
-//! All layers of a model, from step to step.
+//! Scheduler for all layers of a model, from step to step.
 
 use super::budget::Budget;
 use super::initial::initial;
@@ -16,12 +16,12 @@ use crate::schedule::sums::refine::refine;
 use crate::schedule::sums::search::Search;
 use crate::schedule::sums::ticks::{Ticks, ticks, us};
 
-/// Iterations of the paper's refinement, at most.
+/// Maximum number of iterations of the paper's refinement.
 const ITERATIONS: usize = 256;
 
-/// Decides for every step of a layer who computes which expert, and what moves before the layer's next step.
+/// Assigns the experts of every step of a layer to units, and chooses the moves before the layer's next step.
 ///
-/// It holds where the experts of all layers are and what load is expected of each. It has no clock and draws no
+/// It holds the placement and the expected load of the experts of all layers. It has no clock and uses no
 /// random numbers: the same steps have the same schedules. Its memory stops growing after a few steps.
 #[derive(Clone, Debug)]
 pub struct ExpertScheduler {
@@ -34,7 +34,7 @@ pub struct ExpertScheduler {
     budget: Budget,
     counters: PredictionCounters,
     schedule: Schedule,
-    // Kept for their memory.
+    // Buffers kept for reuse.
     step: Assignment,
     search: Search,
     migrator: Migrator,
@@ -45,10 +45,11 @@ pub struct ExpertScheduler {
 }
 
 impl ExpertScheduler {
-    /// With every layer as if all of its experts were equally loaded; [`ExpertScheduler::profile`] says otherwise.
+    /// Creates a scheduler in which all experts of a layer have equal loads; [`ExpertScheduler::profile`]
+    /// sets others.
     ///
     /// # Errors
-    /// Those of [`Setup::check`].
+    /// As [`Setup::check`].
     pub fn new(setup: Setup) -> Result<Self, ScheduleError> {
         setup.check()?;
         let prices = Prices::new(setup.costs.clone(), setup.system.units, setup.memories);
@@ -75,8 +76,8 @@ impl ExpertScheduler {
         })
     }
 
-    /// Places a layer's experts by loads that were recorded before (mean tokens of a step, by expert), and expects
-    /// these of the layer's first step.
+    /// Places a layer's experts by recorded loads (mean tokens of a step, by expert), and expects these loads
+    /// in the layer's first step.
     ///
     /// # Errors
     /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
@@ -92,11 +93,11 @@ impl ExpertScheduler {
         Ok(())
     }
 
-    /// Places a layer's experts.
+    /// Sets the placement of a layer's experts.
     ///
     /// # Errors
-    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`], and those of [`Placement::new`] where the placement is of
-    /// more memories or frames than there are.
+    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`], and those of [`Placement::new`] if the placement
+    /// has more memories or frames than the scheduler.
     pub fn place(&mut self, layer: usize, placement: &Placement) -> Result<(), ScheduleError> {
         self.check(layer, placement.places().len())?;
         let Setup { memories, frames, .. } = self.setup;
@@ -125,11 +126,12 @@ impl ExpertScheduler {
                 self.search.improve(&mut self.step);
             }
             Solver::Hottest(rest) => {
-                // Rows travel over the link to the GPU where near-data units have the rest, and the balance counts them.
+                // If near-data units compute the rest, rows travel over the link to the GPU, and the balance
+                // includes them.
                 let row = if rest == ExpertUnit::Near { ticks(self.setup.costs.row_us) } else { 0 };
                 hottest(&mut self.step, &mut self.by_load, rest, loads, row);
             }
-            // Each is where it costs least; what has no sums was refused.
+            // Each expert is where it costs least; solvers without sums were refused.
             Solver::Cheapest | Solver::Paper(_) | Solver::Fixed | Solver::Gpu | Solver::Cpu => {}
         }
         self.report();
@@ -137,7 +139,7 @@ impl ExpertScheduler {
         Ok(&self.schedule)
     }
 
-    /// Moves before a layer's next step, in a window on the links; the layer's experts are there from now on.
+    /// Chooses the moves before a layer's next step, in a window on the links, and updates the placement.
     ///
     /// # Errors
     /// [`ScheduleError::Layer`].
@@ -165,7 +167,7 @@ impl ExpertScheduler {
         Ok(&self.schedule.moves)
     }
 
-    /// A step of a layer, and then what moves for the layer after it, in the window of the setup.
+    /// Schedules a step of a layer, and then the moves for the next layer, in the window of the setup.
     ///
     /// # Errors
     /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
@@ -229,7 +231,7 @@ impl ExpertScheduler {
                 ExpertUnit::Near => s.near_us[usize::from(task.memory)] += us(task.cost(ExpertUnit::Near)),
             }
         }
-        // A GPU that is alone computes while weights of others travel: the slower of the two sums counts.
+        // A GPU that computes alone overlaps with the transfers of others: the slower of the two sums counts.
         let Units { cpu, near, .. } = self.setup.system.units;
         let gpu = if cpu || near { a.gpu } else { calc.max(transfer) };
         s.gpu_us = us(gpu);
@@ -239,7 +241,7 @@ impl ExpertScheduler {
         s.makespan_us = us(gpu.max(a.cpu).max(a.slowest()));
     }
 
-    /// Holds what was expected against what came, and learns from it.
+    /// Compares expected and actual loads, and updates the predictor.
     fn observe(&mut self, layer: usize, loads: &[u32]) {
         let (frames, cold) = (self.setup.frames, self.cold[layer]);
         let expected = self.predictor.expected(layer).iter().map(|&l| f64::from(l));

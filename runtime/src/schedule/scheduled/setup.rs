@@ -4,34 +4,34 @@ use crate::schedule::costs::Costs;
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::System;
 
-/// Experts of a layer, at most.
+/// Maximum number of experts of a layer.
 pub const MOST_EXPERTS: usize = 1 << 10;
-/// Memories, at most.
+/// Maximum number of memories.
 pub const MOST_MEMORIES: usize = 1 << 8;
-/// Layers, at most.
+/// Maximum number of layers.
 pub const MOST_LAYERS: usize = 1 << 12;
 
-/// Time that attention and dense layers leave the links to migration, in microseconds (TriMoE, §4.3).
+/// Time of the links that attention and dense layers leave for migration, in microseconds (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
-    /// On PCIe.
+    /// Time of PCIe.
     pub pcie_us: f64,
-    /// On every link between memories.
+    /// Time of every link between memories.
     pub link_us: f64,
 }
 
 /// Settings of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// System that decides.
+    /// System whose policies decide.
     pub system: System,
     /// Costs of experts.
     pub costs: Costs,
     /// Layers with routed experts.
     pub layers: usize,
-    /// Routed experts of each.
+    /// Routed experts of each layer.
     pub experts: usize,
-    /// Memories of the host, each with a near-data unit where the costs have one.
+    /// Memories of the host, each with a near-data unit if the costs include one.
     pub memories: usize,
     /// Frames of the GPU's memory for the experts of each layer.
     pub frames: usize,
@@ -40,11 +40,11 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Whether a scheduler can be made of it.
+    /// Fails if no scheduler can be made of it.
     ///
     /// # Errors
-    /// [`ScheduleError::TooMany`] for more than can be numbered, [`ScheduleError::Time`] for an invalid rate,
-    /// [`ScheduleError::NoUnit`] where the policy cannot do without a unit that has no costs.
+    /// [`ScheduleError::TooMany`] for more than can be numbered, [`ScheduleError::Time`] for an invalid time,
+    /// [`ScheduleError::NoUnit`] if the policy requires a unit without costs.
     pub fn check(&self) -> Result<(), ScheduleError> {
         let limits = [
             ("experts of a layer", self.experts, MOST_EXPERTS),
@@ -61,7 +61,7 @@ impl Setup {
         if !decode.has_sums() {
             return Err(ScheduleError::Solver(decode.name()));
         }
-        // Where the CPU may compute, it can stand in for the others.
+        // If the CPU may compute, it can replace the others.
         if !units.cpu && self.costs.gpu.is_none() {
             return Err(ScheduleError::NoUnit { policy: name.to_owned(), unit: "GPU" });
         }

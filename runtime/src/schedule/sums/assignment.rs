@@ -1,20 +1,20 @@
 //! Assignment of experts to units, and its time: equations 5 to 7 of TriMoE, kept up to date move by move.
 //!
-//! `T_contention` of equation 6 is what the host's reads take of a memory's time: a read of a striped expert, by the
-//! GPU or by the CPU, takes the same of every memory, one of a localized expert takes all of its memory
-//! ([`super::Costs::contention`]). What the GPU holds is not read. Reads of striped experts are counted once for
-//! all memories, so that an expert moves in constant time.
+//! `T_contention` of equation 6 is the time that the host's reads take from a memory. A read of a striped
+//! expert, by the GPU or the CPU, takes the same time from every memory; one of a localized expert takes time
+//! from its own memory only ([`super::Costs::contention`]). Experts on the GPU are not read. Reads of striped
+//! experts are counted once for all memories, so that an expert moves in constant time.
 
 use super::ticks::{NEVER, Ticks};
 use crate::schedule::scheduled::ExpertUnit;
 
-/// In place of a memory: the expert is striped.
+/// Value of a memory for a striped expert.
 pub(crate) const STRIPED: u16 = u16::MAX;
 
 /// The units, in the order in which ties are broken.
 pub(crate) const UNITS: [ExpertUnit; 3] = [ExpertUnit::Cpu, ExpertUnit::Gpu, ExpertUnit::Near];
 
-/// An expert with tokens, and what it costs where.
+/// An expert with tokens, and its cost on each unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Task {
     pub(crate) expert: u16,
@@ -22,16 +22,17 @@ pub(crate) struct Task {
     pub(crate) memory: u16,
     /// Whether the GPU holds it.
     pub(crate) cached: bool,
-    /// Increase of each time, by the unit that computes it.
+    /// Increase of each time, by the unit that computes the expert.
     pub(crate) effects: [Effect; 3],
     /// `f_calc_gpu`.
     pub(crate) calc: Ticks,
-    /// To the GPU; 0 if it holds it.
+    /// Time of the transfer to the GPU; 0 if the GPU holds it.
     pub(crate) transfer: Ticks,
 }
 
 impl Task {
-    /// Costs by unit, and what a read by the host takes of its memory, or of every one.
+    /// Increases by unit, from the costs by unit and the time that a read by the host takes from its memory,
+    /// or from every memory.
     pub(crate) fn effects(cost: [Ticks; 3], read: Ticks, memory: u16, cached: bool) -> [Effect; 3] {
         let read = match memory {
             STRIPED => Effect { every: read, ..Effect::default() },
@@ -72,13 +73,13 @@ impl Task {
         best
     }
 
-    /// Increase of each time where it is computed.
+    /// Increase of each time if a unit computes it.
     pub(crate) fn effect(&self, unit: ExpertUnit) -> Effect {
         self.effects[unit as usize]
     }
 }
 
-/// Times that an expert adds: to the GPU, to the CPU, to every memory, and to its own.
+/// Times that an expert adds: to the GPU, to the CPU, to every memory, and to its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Effect {
     pub(crate) gpu: Ticks,
@@ -100,7 +101,7 @@ impl std::ops::Sub for Effect {
     }
 }
 
-/// A step of a layer: its tasks, and the unit of each, with the times that these make.
+/// Assignment of a step of a layer: its tasks, their units, and the resulting times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Assignment {
     pub(crate) tasks: Vec<Task>,
@@ -108,7 +109,7 @@ pub(crate) struct Assignment {
     pub(crate) units: Vec<ExpertUnit>,
     pub(crate) gpu: Ticks,
     pub(crate) cpu: Ticks,
-    /// On top of each memory's own.
+    /// Time of every memory, in addition to its own.
     pub(crate) every: Ticks,
     /// By memory.
     pub(crate) memories: Vec<Ticks>,
@@ -123,7 +124,7 @@ pub(crate) enum Device {
 }
 
 impl Assignment {
-    /// Without tasks.
+    /// Removes all tasks.
     pub(crate) fn clear(&mut self, memories: usize) {
         self.tasks.clear();
         self.units.clear();
@@ -132,7 +133,7 @@ impl Assignment {
         (self.gpu, self.cpu, self.every) = (0, 0, 0);
     }
 
-    /// One more task.
+    /// Adds a task on a unit.
     pub(crate) fn push(&mut self, task: Task, unit: ExpertUnit) {
         self.tasks.push(task);
         self.units.push(unit);

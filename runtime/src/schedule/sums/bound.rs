@@ -1,17 +1,18 @@
 //! Lower bound of all assignments.
 //!
-//! Three bounds, each of a part of the problem: an expert takes its cheapest unit; of a memory every expert that lies
-//! on it takes the least that it can, and so do the reads of striped ones of all; GPU and CPU share what no
-//! memory computes, and a weighted mean of the two is at least the sum of the cheaper of both, at any weights.
+//! The maximum of three bounds, each for a part of the problem. First, an expert takes at least the time on
+//! its cheapest unit. Second, every expert in a memory takes at least its least time from it, and so do the
+//! reads of striped experts from all memories. Third, GPU and CPU share the striped experts: at any weights,
+//! the weighted mean of their times is at least the sum over experts of the cheaper weighted time.
 
 use super::assignment::{Assignment, UNITS};
 use super::ticks::Ticks;
 use crate::schedule::scheduled::ExpertUnit;
 
-/// Weights of the GPU's time beside the CPU's, in sixteenths.
+/// Weights of the GPU's time, in sixteenths; the CPU's time has the rest.
 const WEIGHTS: [Ticks; 5] = [1, 4, 8, 12, 15];
 
-/// A time that no assignment of these tasks is shorter than.
+/// Lower bound of the time of all assignments of these tasks.
 pub(crate) fn bound(a: &Assignment, memories: &mut Vec<Ticks>) -> Ticks {
     memories.clear();
     memories.resize(a.memories.len(), 0);

@@ -1,27 +1,29 @@
-//! The least makespan there is, for few experts: depth first, cut where a part already takes as long as the best.
+//! Exact search for the least makespan, for few experts: depth first, pruned where a partial assignment
+//! already takes as long as the best.
 
 use super::assignment::{Assignment, Effect, UNITS};
 use super::ticks::Ticks;
 use crate::schedule::scheduled::ExpertUnit;
 
-/// Buffers beside the assignment, kept from step to step.
+/// Buffers of the search, kept from step to step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exact {
     order: Vec<usize>,
     part: Assignment,
     least: Ticks,
     best: Vec<ExpertUnit>,
-    /// Parts that may still be looked at.
+    /// Number of partial assignments that may still be visited.
     left: usize,
 }
 
 impl Exact {
-    /// Improves an assignment to a best one, or as far as looking at `limit` parts goes. Whether it is a best one.
-    /// Every time only grows with more tasks, so a part bounds the whole.
+    /// Improves an assignment to an optimal one, or as far as `limit` partial assignments allow. Returns
+    /// whether it is optimal. A time only grows with more tasks, so a partial assignment bounds its
+    /// completions.
     pub(crate) fn improve(&mut self, a: &mut Assignment, limit: usize) -> bool {
         self.order.clear();
         self.order.extend(0..a.tasks.len());
-        // The dearest first: their choices cut most.
+        // The most expensive tasks first: their choices prune most.
         let least = |t: usize| a.tasks[t].cost(a.tasks[t].cheapest());
         self.order.sort_unstable_by_key(|&t| (std::cmp::Reverse(least(t)), t));
         self.part.clear(a.memories.len());

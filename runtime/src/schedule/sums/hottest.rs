@@ -1,12 +1,12 @@
-//! Division between two units in the systems that TriMoE is compared with: a cut through the experts by load.
+//! Solver of the systems that TriMoE is compared with: a cut through the experts by load, between two units.
 
 use super::assignment::Assignment;
 use super::ticks::Ticks;
 use crate::schedule::scheduled::ExpertUnit;
 
-/// Gives what the GPU holds to it and the others to `rest`, where that can compute them; then the hottest of these
-/// go to the GPU, as many as make the step shortest. `loads` are tokens by expert; where `row` is not 0, that long
-/// one token's row travels to `rest` and back, all of them one after the other, beside the makespan.
+/// Assigns experts on the GPU to it and the others to `rest`, if that can compute them. Then as many of the
+/// hottest of these go to the GPU as make the step shortest. `loads` are tokens by expert. `row` is the time
+/// of one token's row to `rest` and back; rows travel one after the other, in parallel to the makespan.
 pub(crate) fn hottest(
     a: &mut Assignment,
     order: &mut Vec<usize>,

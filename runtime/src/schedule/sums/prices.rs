@@ -1,7 +1,7 @@
-//! Costs, ready for the path of a step: whole numbers of picoseconds, one for each number of tokens.
+//! Costs in whole picoseconds, precomputed by number of tokens for the path of a step.
 //!
-//! Whole numbers add and subtract without error: what moves keep count of is exactly what a fresh count gives, in
-//! any order, on any machine.
+//! Whole numbers add and subtract without error: incremental sums equal recomputed ones, in any order, on any
+//! machine.
 
 use super::assignment::{Effect, STRIPED, Task};
 use super::ticks::{FORBIDDEN, NEVER, Ticks, ticks};
@@ -10,7 +10,7 @@ use crate::schedule::policy::Units;
 use crate::schedule::scheduled::ExpertUnit;
 use crate::schedule::scheduled::{Layout, Place};
 
-/// Numbers of tokens with a price of their own; beyond them tables are read.
+/// Number of token counts with a precomputed price; beyond them tables are read.
 const DENSE: usize = 1025;
 
 /// Prices of experts.
@@ -18,19 +18,19 @@ const DENSE: usize = 1025;
 pub(crate) struct Prices {
     costs: Costs,
     units: Units,
-    /// By tokens: calculation on the GPU, on the CPU, and equation 4.
+    /// By tokens: time on the GPU, time on the CPU, and equation 4.
     dense: Vec<[Ticks; 3]>,
-    /// Of a striped and of a localized expert.
+    /// Rates of a striped and of a localized expert.
     rates: [Rates; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Rates {
-    /// To the GPU: PCIe or memory, whichever is slower.
+    /// Transfer to the GPU: PCIe or memory, whichever is slower.
     transfer: Ticks,
     /// T_DRAM.
     dram: Ticks,
-    /// T_contention on each memory that has a part.
+    /// T_contention on each memory that holds a part.
     read: Ticks,
 }
 
@@ -54,15 +54,16 @@ impl Prices {
         self.rates[usize::from(layout.memory().is_some())].dram
     }
 
-    /// An expert with tokens.
+    /// The task of an expert with tokens.
     pub(crate) fn task(&self, expert: usize, place: Place, tokens: u32) -> Task {
         let dense = self.dense.get(tokens as usize);
         let calc = dense.copied().unwrap_or_else(|| calculation(&self.costs, f64::from(tokens)));
         self.assemble(expert, place, calc)
     }
 
-    /// An expert that is expected to have `tokens`, which need not be whole: with the chance that it has any (of a
-    /// Poisson distribution), what it then costs on average.
+    /// The task of an expert with `tokens` expected tokens, which need not be whole. Its times are those of
+    /// the mean number of tokens if it has any, multiplied by the probability that it has any (of a Poisson
+    /// distribution).
     pub(crate) fn expected(&self, expert: usize, place: Place, tokens: f64) -> Task {
         let chance = -(-tokens).exp_m1();
         let calc = self.calculation(tokens / chance.max(f64::MIN_POSITIVE));
@@ -77,8 +78,8 @@ impl Prices {
         Task { effects, calc: times(task.calc), transfer: times(task.transfer), ..task }
     }
 
-    /// Time that an expert with `tokens` expected tokens takes of the CPU where it is striped, of a near-data
-    /// unit where it is localized, and of every memory where the CPU reads it.
+    /// Time that an expert with `tokens` expected tokens takes from the CPU if it is striped, from a
+    /// near-data unit if it is localized, and from every memory if the CPU reads it.
     pub(crate) fn either(&self, tokens: f64) -> [Ticks; 3] {
         let chance = -(-tokens).exp_m1();
         let [_, cpu, near] = self.calculation(tokens / chance.max(f64::MIN_POSITIVE));
@@ -86,7 +87,7 @@ impl Prices {
         [cpu.max(striped.dram), near, striped.read].map(|t| (t as f64 * chance) as Ticks)
     }
 
-    /// Between numbers of tokens, for no more of them than have prices.
+    /// Interpolated prices, for at most as many tokens as have prices.
     pub(crate) fn calculation(&self, tokens: f64) -> [Ticks; 3] {
         let (whole, part) = (tokens.floor(), tokens.fract());
         match self.dense.get(whole.max(0.0) as usize..) {

@@ -1,8 +1,9 @@
-//! Bottleneck-aware refinement as the paper has it (TriMoE, §4.2).
+//! Bottleneck-aware refinement as in the paper (TriMoE, §4.2).
 //!
-//! Each iteration takes the device that determines the makespan, the expert that costs most on it, and the unit of
-//! the two others that gives the least makespan; a tie goes to the unit whose time grows less. It ends when that
-//! makespan is no smaller. So it stalls where two devices tie: no move of one expert helps both.
+//! Each iteration takes the device that determines the makespan, the expert that costs most on it, and the
+//! one of the other two units that gives the least makespan. A tie goes to the unit whose time grows less.
+//! The refinement ends when that makespan is no smaller. So it stalls where two devices tie: no move of one
+//! expert helps both.
 
 use super::assignment::{Assignment, Device, UNITS};
 use super::ticks::Ticks;
@@ -20,7 +21,7 @@ pub(crate) fn refine(a: &mut Assignment, limit: usize) {
     }
 }
 
-/// The move of an iteration, and the makespan after it.
+/// The move of one iteration, and the makespan after it.
 fn best(a: &Assignment) -> Option<(usize, ExpertUnit, Ticks)> {
     let bottleneck = a.bottleneck();
     let unit = match bottleneck {

@@ -1,11 +1,12 @@
-//! A search that leaves plateaus.
+//! A local search that leaves plateaus.
 //!
-//! It checks whether a step can end by a *target* below the best makespan so far, and halves the range of targets by
-//! the answer. To get there it lowers the *excess*, the sum over all devices of the time past the target. A move
-//! that helps one of two memories that tie leaves the makespan where it was, and the excess is smaller: that is how it
-//! goes on where refinement by the makespan stalls. Where no move of one expert lowers the excess, chains of two do:
-//! an expert goes to a unit, and one that is there makes room. The work is bounded by a number of changes that are
-//! weighed, not by a clock: the same step has the same schedule everywhere.
+//! It checks whether a step can end by a *target* below the best makespan so far, and halves the range of
+//! targets by the result. To reach a target it lowers the *excess*, the sum over all devices of the time past
+//! the target. If two memories tie, a move that helps one of them leaves the makespan unchanged but lowers
+//! the excess: so the search continues where refinement by the makespan stalls. If no move of one expert
+//! lowers the excess, chains of two are tried: an expert moves to a unit, and one that is there makes room.
+//! The work is bounded by a number of evaluated changes, not by a clock: the same step has the same schedule
+//! everywhere.
 
 use super::assignment::{Assignment, Effect, STRIPED, UNITS};
 use super::bound::bound;
@@ -13,17 +14,18 @@ use super::exact::Exact;
 use super::ticks::{Ticks, us};
 use crate::schedule::scheduled::ExpertUnit;
 
-/// Targets that are tried.
+/// Number of targets that are tried.
 const TARGETS: usize = 12;
-/// Changes that are weighed for a microsecond of the step. One takes some 20 nanoseconds, so that this is half a percent of it.
+/// Evaluated changes per microsecond of the step. One takes some 20 nanoseconds, so this is half a percent of
+/// the step.
 const WEIGHED: f64 = 0.25;
-/// And at least and at most.
+/// Minimum and maximum number of evaluated changes.
 const LIMITS: [usize; 2] = [500, 4000];
-/// So few experts, those of one or two tokens, have all their assignments looked at,
+/// Number of experts up to which all assignments are tried, as in steps of one or two tokens.
 const FEW: usize = 8;
-/// up to so many parts of them.
+/// Maximum number of partial assignments that are visited then.
 const PARTS: usize = 1000;
-/// It ends where the range of targets is this part of the makespan.
+/// The search ends when the range of targets is this fraction of the makespan.
 const CLOSE: Ticks = 512;
 
 /// Starts of the search: experts on the first unit that can compute them.
@@ -33,28 +35,29 @@ const STARTS: [(ExpertUnit, ExpertUnit); 3] = [
     (ExpertUnit::Cpu, ExpertUnit::Gpu),
 ];
 
-/// Buffers beside the assignment, kept from step to step.
+/// Buffers of the search, kept from step to step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
     best: Assignment,
     target: Ticks,
     /// Excess of the memories.
     memories: Ticks,
-    /// Changes that may still be weighed.
+    /// Number of changes that may still be evaluated.
     left: usize,
     scratch: Vec<Ticks>,
     exact: Exact,
 }
 
 impl Search {
-    /// Improves an assignment; it is never worse than before.
+    /// Improves an assignment, which never becomes worse.
     pub(crate) fn improve(&mut self, a: &mut Assignment) {
         self.best.copy_from(a);
         let [least, most] = LIMITS;
         self.left = ((us(a.makespan()) * WEIGHED) as usize).clamp(least, most);
         let bound = bound(a, &mut self.scratch);
         self.approach(a, bound);
-        // What is stuck from one side may not be from another: localized experts first where they lie.
+        // A search that is stuck from one start may not be from another: localized experts first on their own
+        // memory.
         for (unit, other) in STARTS {
             if self.left == 0 || close(bound, self.best.makespan()) {
                 break;
@@ -72,7 +75,7 @@ impl Search {
         }
     }
 
-    /// Halves the range of targets from where an assignment is, and remembers the best on the way.
+    /// Halves the range of targets, starting from an assignment, and keeps the best one found.
     fn approach(&mut self, a: &mut Assignment, bound: Ticks) {
         let mut high = self.best.makespan();
         let mut low = bound.min(high);
@@ -93,7 +96,7 @@ impl Search {
         }
     }
 
-    /// Lowers the excess as far as it goes. Whether nothing is left of it.
+    /// Lowers the excess as far as possible; returns whether it is 0.
     fn descend(&mut self, a: &mut Assignment) -> bool {
         self.memories = a.memories.iter().map(|d| over(d + a.every, self.target)).sum();
         let mut excess = over(a.gpu, self.target) + over(a.cpu, self.target) + self.memories;
@@ -109,14 +112,14 @@ impl Search {
         true
     }
 
-    /// Moves a task; the excess after it.
+    /// Moves a task; returns the excess after it.
     fn go(&mut self, a: &mut Assignment, (task, to): (usize, ExpertUnit)) -> Ticks {
         a.reassign(task, to);
         self.memories = a.memories.iter().map(|d| over(d + a.every, self.target)).sum();
         over(a.gpu, self.target) + over(a.cpu, self.target) + self.memories
     }
 
-    /// Moves every task, one after the other, that lowers the excess by it. The excess after all.
+    /// Makes, task by task, every move that lowers the excess; returns the excess after all.
     fn singles(&mut self, a: &mut Assignment, mut excess: Ticks) -> Ticks {
         for task in 0..a.tasks.len() {
             if !self.strains(a, task) {
@@ -137,7 +140,7 @@ impl Search {
         excess
     }
 
-    /// A chain of two that lowers the excess: one goes to a unit, and one that is there makes room.
+    /// A chain of two that lowers the excess: one task moves to a unit, and one that is there makes room.
     fn double(&mut self, a: &Assignment, excess: Ticks) -> Option<[(usize, ExpertUnit); 2]> {
         for first in 0..a.tasks.len() {
             if !self.strains(a, first) {
@@ -202,7 +205,7 @@ impl Search {
         over(a.gpu + change.gpu, self.target) + over(a.cpu + change.cpu, self.target)
     }
 
-    /// Excess of the memories, after `every` for all and what is added to two of them.
+    /// Excess of the memories, after adding `every` to all and `own` to two of them.
     fn memory(&self, a: &Assignment, every: Ticks, own: [(u16, Ticks); 2]) -> Ticks {
         let after = a.every + every;
         let mut sum = match every {
@@ -218,7 +221,7 @@ impl Search {
     }
 }
 
-/// Whether there is nothing to find between two times.
+/// Whether the range between two times is too small to search.
 fn close(low: Ticks, high: Ticks) -> bool {
     high - low <= high / CLOSE
 }

@@ -1,7 +1,8 @@
-//! Tasks of the GPU, and the time that they take.
+//! Allocation of tasks to the GPU and the CPU, and the time that it takes.
 //!
-//! An allocation says all: transfers take equally long, so those of the most loaded go first (Johnson's rule for two
-//! machines), and a GPU that computes in the order in which experts are there is never done later than in another order.
+//! An allocation determines the timelines. Transfers take equally long, so those of the most loaded go first
+//! (Johnson's rule for two machines). A GPU that computes experts in the order of their arrival never ends
+//! later than in another order.
 
 use super::task::{Free, Run, Task, Timelines};
 use crate::schedule::costs::Costs;
@@ -10,7 +11,7 @@ use crate::schedule::scheduled::ExpertUnit;
 /// A task with its times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timed {
-    /// Its place among the tasks that were given.
+    /// Its index among the given tasks.
     pub(crate) task: usize,
     pub(crate) expert: u16,
     pub(crate) load: u32,
@@ -19,10 +20,11 @@ pub(crate) struct Timed {
     pub(crate) held: Option<f64>,
 }
 
-/// Tasks in the order in which the GPU would compute them, and whose they are.
+/// Tasks in the order in which the GPU would compute them, and the unit of each.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Allocation {
-    /// Those that the GPU holds, as they come, the most loaded first; then the others, the most loaded first.
+    /// Tasks that the GPU holds, in order of arrival, then the most loaded first; then the others, the most
+    /// loaded first.
     pub(crate) tasks: Vec<Timed>,
     pub(crate) on_gpu: Vec<bool>,
     pub(crate) free: Free,
@@ -39,7 +41,7 @@ struct First {
 }
 
 impl Allocation {
-    /// Everything with the CPU.
+    /// Starts with all tasks on the CPU.
     pub(crate) fn begin(&mut self, costs: &Costs, tasks: &[Task], free: Free) {
         self.tasks.clear();
         self.tasks.extend(tasks.iter().enumerate().map(|(i, t)| Timed {
@@ -65,7 +67,7 @@ impl Allocation {
         };
     }
 
-    /// Number of tasks that the GPU holds, or will without being told.
+    /// Number of tasks that the GPU holds, or will hold without a new transfer.
     pub(crate) fn held(&self) -> usize {
         self.tasks.partition_point(|t| t.held.is_some())
     }
@@ -75,17 +77,17 @@ impl Allocation {
         self.free.link + self.first.link + (n + 1) as f64 * self.transfer
     }
 
-    /// Start of the GPU, and of the CPU's time.
+    /// Start times of the GPU and the CPU.
     pub(crate) fn starts(&self) -> [f64; 2] {
         [self.free.gpu + self.first.gpu, self.free.cpu + self.first.cpu]
     }
 
-    /// Ends of the units: GPU, CPU.
+    /// End times of the units: GPU, CPU.
     pub(crate) fn ends(&self) -> [f64; 2] {
         self.ends_with(usize::MAX, usize::MAX)
     }
 
-    /// The same with up to two tasks on the other unit.
+    /// End times with up to two tasks moved to the other unit.
     pub(crate) fn ends_with(&self, one: usize, other: usize) -> [f64; 2] {
         let [mut gpu, mut cpu] = self.starts();
         let (mut any_gpu, mut any_cpu, mut transfers) = (false, false, 0);
@@ -104,13 +106,13 @@ impl Allocation {
         [if any_gpu { gpu } else { self.free.gpu }, if any_cpu { cpu } else { self.free.cpu }]
     }
 
-    /// End of the later of both.
+    /// End of the later unit.
     pub(crate) fn makespan(&self) -> f64 {
         let [gpu, cpu] = self.ends();
         gpu.max(cpu)
     }
 
-    /// The timelines. The CPU computes the least loaded first.
+    /// Writes the timelines. The CPU computes the least loaded first.
     pub(crate) fn lay_out(&self, out: &mut Timelines) {
         out.runs.clear();
         let [mut gpu, mut cpu] = [self.free.gpu, self.free.cpu];
@@ -132,7 +134,7 @@ impl Allocation {
             });
             let first = if out.runs.is_empty() { self.first.gpu } else { 0.0 };
             let there = transfer.map_or(t.held.unwrap_or(0.0), |t| t.1);
-            // Getting warm does not wait for weights.
+            // Warming up does not wait for weights.
             let start = (gpu + first).max(there);
             gpu = start + t.gpu;
             out.runs.push(run(t, ExpertUnit::Gpu, transfer, start, gpu));

@@ -1,17 +1,18 @@
-//! The best of all cuts: the `t` most loaded of those that the GPU does not hold are transferred, the `c` least loaded of those
-//! that it holds go to the CPU.
+//! Solver that takes the best of all cuts: the `t` most loaded experts that the GPU does not hold are
+//! transferred, and the `c` least loaded that it holds go to the CPU.
 //!
-//! Held experts are there before any transfer arrives, so that a time of the GPU is the larger of two: held ones and then all
-//! transferred without a pause, or from the transfer that it waits for last. Both are sums, and all cuts take `n²/4` steps.
+//! Held experts are available before any transfer arrives. So the GPU's time is the larger of two: the time
+//! of held experts and then all transferred ones without a pause, or the time from the last transfer that it
+//! waits for. Both are sums, and all cuts take `n²/4` steps.
 
 use super::allocation::Allocation;
 
-/// Sums, kept from layer to layer.
+/// Buffers of sums, kept from layer to layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cut {
     /// Held tasks, the least loaded first.
     held: Vec<usize>,
-    /// By `c`: when the GPU is done with the held ones that are left; the CPU's time for the others.
+    /// By `c`: the end of the remaining held tasks on the GPU, and the CPU's time for the others.
     kept: Vec<(f64, f64)>,
     gone: Vec<bool>,
 }
@@ -27,7 +28,8 @@ impl Cut {
         let (others, [start, cpu]) = (a.tasks.len() - held, a.starts());
         let left: f64 = a.tasks[held..].iter().map(|t| t.cpu).sum();
         let mut best = (f64::INFINITY, 0, 0);
-        // Of `t` transferred: the GPU's time from the last wait on, its time without waits, the CPU's time that they save.
+        // For `t` transferred tasks: the GPU's time from the last wait on, its time without waits, and the
+        // CPU time that they save.
         let (mut waits, mut sum, mut saved) = (0.0_f64, 0.0, 0.0);
         for t in 0..=others {
             for (c, &(there, gone)) in self.kept.iter().enumerate() {

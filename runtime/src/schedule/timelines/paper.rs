@@ -1,7 +1,8 @@
 //! The simulation of §IV-B: three timelines that are filled in turn.
 //!
-//! The GPU takes the most loaded of what is there, the CPU the least loaded of what is not (and of what is, once there is
-//! no other), the link the most loaded of what is not. Ties go to the GPU, then to the CPU.
+//! The GPU takes the most loaded expert that it holds. The CPU takes the least loaded of the others, and once
+//! there are none, of those on the GPU. The link takes the most loaded of the others. Ties go to the GPU,
+//! then to the CPU.
 
 use super::allocation::Allocation;
 use crate::schedule::policy::Order;
@@ -9,7 +10,7 @@ use crate::schedule::policy::Order;
 /// Queues, kept from layer to layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Paper {
-    /// Tasks that the GPU holds or will hold: when, and the task. The most loaded first.
+    /// Tasks that the GPU holds or will hold, with their arrival; the most loaded first.
     gpu: Vec<(f64, usize)>,
     /// Tasks that it does not hold, the most loaded first.
     cpu: std::collections::VecDeque<usize>,
@@ -25,7 +26,7 @@ impl Paper {
         self.cpu.extend(held..a.tasks.len());
         let ([mut gpu, mut cpu], mut transfers) = (a.starts(), 0);
         loop {
-            // What each would do next: when it is free for that, and when it would be done.
+            // The next task of each timeline: when it is free for the task, and when the task would end.
             let next_gpu = self.next_gpu(gpu).map(|(at, there, i)| {
                 let start = gpu.max(there);
                 (at, start, start + a.tasks[i].gpu)
@@ -63,7 +64,8 @@ impl Paper {
         }
     }
 
-    /// The most loaded that is there when the GPU is free; else the one that is there first. Place, when, task.
+    /// The most loaded task that has arrived when the GPU is free; else the first to arrive. Returns its
+    /// position, its arrival, and the task.
     fn next_gpu(&self, free: f64) -> Option<(usize, f64, usize)> {
         let first = self.gpu.iter().map(|g| g.0).fold(f64::INFINITY, f64::min);
         let at = self.gpu.iter().position(|g| g.0 <= free.max(first))?;

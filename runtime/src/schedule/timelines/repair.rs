@@ -2,12 +2,12 @@
 
 use super::allocation::Allocation;
 
-/// Up to how many tasks pairs are tried: beyond, one expert is a small part of a layer.
+/// Number of tasks up to which pairs are tried: beyond, one expert is a small part of a layer.
 const PAIRS: usize = 16;
-/// Most changes of one layer.
+/// Maximum number of changes of one layer.
 const MOST: usize = 32;
 
-/// Moves the task, or swaps the pair, that shortens the layer most, until none does.
+/// Repeats the move or swap that shortens the layer most, until none does.
 pub(crate) fn repair(a: &mut Allocation) {
     let n = a.tasks.len();
     let later = |[gpu, cpu]: [f64; 2]| gpu.max(cpu);
@@ -16,7 +16,7 @@ pub(crate) fn repair(a: &mut Allocation) {
         let now = gpu.max(cpu);
         let mut best = (now - now * 1e-9, usize::MAX, usize::MAX);
         for one in 0..n {
-            // The unit that is done later must give something away.
+            // The unit that ends later must give up a task.
             if a.on_gpu[one] != (gpu > cpu) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Divides the experts of a layer.
+//! Scheduler that divides the experts of a layer.
 
 use super::allocation::Allocation;
 use super::cut::Cut;
@@ -10,7 +10,7 @@ use crate::schedule::costs::Costs;
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::Solver;
 
-/// Divides the experts of layers that cost the same. What it needs is kept from call to call.
+/// Divides the experts of layers with equal costs. Its buffers are kept from call to call.
 #[derive(Clone, Debug)]
 pub struct TimelineScheduler {
     costs: Costs,
@@ -23,7 +23,7 @@ pub struct TimelineScheduler {
 }
 
 impl TimelineScheduler {
-    /// With these costs.
+    /// Creates a scheduler with these costs.
     ///
     /// # Errors
     /// [`ScheduleError::Time`].
@@ -51,7 +51,8 @@ impl TimelineScheduler {
     /// The timelines of a layer. Equal tasks give equal timelines.
     ///
     /// # Errors
-    /// [`ScheduleError::NoTokens`], [`ScheduleError::Twice`], [`ScheduleError::Time`] for a negative or NaN time of `held` or `free`.
+    /// [`ScheduleError::NoTokens`], [`ScheduleError::Twice`], [`ScheduleError::Time`] for a negative or NaN
+    /// time of `held` or `free`.
     pub fn schedule(
         &mut self,
         policy: Solver,
@@ -70,8 +71,8 @@ impl TimelineScheduler {
         Ok(&self.schedule)
     }
 
-    /// Upper bound of a layer's time, in microseconds, in less time: nothing is searched or laid out, tasks are taken as they
-    /// are.
+    /// Upper bound of a layer's time, in microseconds. It is cheaper: nothing is searched or laid out, and
+    /// tasks are not checked.
     pub(crate) fn makespan(&mut self, policy: Solver, tasks: &[Task], free: Free) -> f64 {
         self.divide(policy, tasks, free);
         self.allocation.makespan()
@@ -89,7 +90,7 @@ impl TimelineScheduler {
             }
             Solver::Fixed => a.on_gpu[..held].fill(true),
             Solver::Gpu => a.on_gpu.fill(true),
-            // The last two are of sums, and refused before.
+            // The last two are solvers for sums, and were refused before.
             Solver::Cpu | Solver::Refined | Solver::Hottest(_) => {}
             Solver::Cheapest => {
                 let way = self.costs.bring_us;

@@ -1,16 +1,18 @@
-//! The best allocation there is, for few experts: depth first in the GPU's order, cut where a part already takes as long as the best.
+//! Exact search for the best allocation, for few experts: depth first in the GPU's order, pruned where a
+//! partial allocation already takes as long as the best.
 //!
-//! Up to eleven experts are looked at in all ways; of more, as many parts as [`MOST`].
+//! For up to eleven experts the search is exhaustive; for more, it visits at most [`MOST`] partial
+//! allocations.
 
 use super::allocation::Allocation;
 
-/// Most parts that are looked at: some microseconds.
+/// Maximum number of partial allocations that are visited: some microseconds.
 const MOST: usize = 4096;
 
-/// Buffers beside the allocation, kept from layer to layer.
+/// Buffers of the search, kept from layer to layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
-    /// By task: what it and all after it take at least.
+    /// By task: lower bound of the time of it and all after it.
     rest: Vec<f64>,
     now: Vec<bool>,
     best: Vec<bool>,
@@ -18,12 +20,12 @@ pub(crate) struct Search {
     left: usize,
 }
 
-/// A part: the first tasks, and what they take.
+/// A partial allocation: the first tasks, and their time.
 #[derive(Clone, Copy)]
 struct Part {
     task: usize,
     transfers: usize,
-    /// GPU, CPU; `None`: it has no task.
+    /// Ends of GPU and CPU; `None`: no task.
     ends: [Option<f64>; 2],
 }
 
@@ -47,7 +49,7 @@ impl Search {
         let idle = [a.free.gpu, a.free.cpu];
         let [gpu, cpu] = [0, 1].map(|u| part.ends[u].unwrap_or(idle[u]));
         let bound = gpu.max(cpu).max(f64::midpoint(gpu, cpu + self.rest[part.task]));
-        // A gain that is only rounding does not count.
+        // A gain within rounding errors does not count.
         if bound >= self.least * (1.0 - 1e-12) || self.left == 0 {
             return;
         }

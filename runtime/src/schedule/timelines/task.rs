@@ -9,36 +9,36 @@ pub struct Task {
     pub expert: u16,
     /// Its tokens.
     pub load: u32,
-    /// Time when the GPU holds it, in microseconds from now: 0 if it is cached, later while it is on its way. `None`: it is
-    /// with the host alone.
+    /// Time when the GPU holds it, in microseconds from now: 0 if it is cached, later while it is in
+    /// transfer. `None`: only the host holds it.
     pub held: Option<f64>,
 }
 
-/// Times when units and the link are done with earlier work, in microseconds from now.
+/// Times at which the units and the link finish earlier work, in microseconds from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Free {
-    /// The GPU: dense parts, shared experts.
+    /// The GPU, after dense parts and shared experts.
     pub gpu: f64,
     /// The CPU.
     pub cpu: f64,
-    /// The link: experts that are on their way.
+    /// The link, after experts in transfer.
     pub link: f64,
 }
 
-/// Time when an expert is computed, in microseconds from now.
+/// Time span in which an expert is computed, in microseconds from now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Run {
-    /// Its place among the tasks.
+    /// Its index among the tasks.
     pub task: usize,
     /// Expert.
     pub expert: u16,
     /// Unit that computes it.
     pub unit: ExpertUnit,
-    /// Its way over the link, from when to when, if it is transferred for this.
+    /// Start and end of its transfer over the link, if it is transferred for this.
     pub transfer: Option<(f64, f64)>,
-    /// From when.
+    /// Start.
     pub start: f64,
-    /// Until when.
+    /// End.
     pub end: f64,
 }
 
@@ -49,7 +49,7 @@ pub struct Timelines {
     pub runs: Vec<Run>,
     /// End of the last expert; the later of [`Free::gpu`] and [`Free::cpu`] without tasks.
     pub makespan: f64,
-    /// Times when units and the link are done.
+    /// Times at which the units and the link are done.
     pub done: Free,
 }
 

@@ -1,6 +1,7 @@
 //! Log-probabilities of tokens.
 
-/// The log-probabilities at one position: `ln softmax` of the model's own logits, in nats, whatever the token was sampled with.
+/// The log-probabilities at one position: `ln softmax` of the model's own logits, in nats, independent of the
+/// sampling options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogProbabilities {
     /// The token that was chosen.
@@ -12,7 +13,8 @@ pub struct LogProbabilities {
 }
 
 impl LogProbabilities {
-    /// Of `logits` (`f32[vocab]`): of the token `id`, and of the `n` most probable. Logits that are not numbers count as −∞.
+    /// Computes the log-probabilities for `logits` (`f32[vocab]`): of the token `id`, and of the `n` most
+    /// probable tokens. NaN logits count as −∞.
     pub fn of(logits: &[f32], id: u32, n: usize) -> Self {
         let norm = norm(logits);
         let of = |&z: &f32| if z.is_nan() { f64::NEG_INFINITY } else { f64::from(z) - norm };
@@ -54,7 +56,7 @@ mod tests {
         assert_eq!(found.most_probable.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1]);
         assert!((found.most_probable[0].1 - 0.5f64.ln()).abs() < 1e-6);
         assert_eq!(LogProbabilities::of(&logits, 0, 9).most_probable.len(), 4);
-        // A token that is not there; of equal ones, the first.
+        // A token outside of the vocabulary; of equal ones, the first.
         let found = LogProbabilities::of(&[1.0, 1.0], 7, 1);
         assert_eq!((found.chosen, found.most_probable[0].0), (f64::NEG_INFINITY, 0));
     }

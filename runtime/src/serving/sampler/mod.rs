@@ -1,8 +1,9 @@
-//! Chooses the next token.
+//! Sampler: chooses the next token.
 //!
-//! In this order: logit bias, repetition penalty, presence and frequency penalties, the masks of constraints; the largest logit where the
-//! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one random choice. Ties go to the lowest id. The same seed,
-//! options and logits give the same tokens. The stages are two tables in `stages`; `softmax` has the passes over whole vocabularies.
+//! In this order: logit bias, repetition penalty, presence and frequency penalties, the masks of constraints;
+//! the largest logit where the temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p,
+//! one random choice. Ties go to the lowest id. The same seed, options and logits give the same tokens. The
+//! stages are two tables in `stages`; `softmax` has the passes over whole vocabularies.
 
 mod log_probabilities;
 mod options;
@@ -19,18 +20,18 @@ pub use random::SplitMix64;
 use softmax::{Weights, largest, largest_k};
 use stages::{CUTS, Candidate, History, ON_LOGITS};
 
-/// Constraint on an answer: the tokens that may come next, given those that have come.
+/// Constraint on an answer: the tokens that may come next, given the previous ones.
 pub trait Constraint: Send {
-    /// Makes −∞ of the logits of tokens that may not come next.
+    /// Sets the logits of tokens that may not come next to −∞.
     ///
     /// # Errors
-    /// The constraint cannot go on.
+    /// The constraint cannot continue.
     fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
 
-    /// Notified of each token as it is chosen.
+    /// Records a chosen token.
     ///
     /// # Errors
-    /// It may not stand there.
+    /// The token is not allowed there.
     fn accept(&mut self, id: u32) -> Result<()>;
 
     /// Whether the answer is complete, so that nothing may follow.
@@ -50,7 +51,7 @@ pub struct Sampler {
     buffers: Buffers,
 }
 
-/// Memory of one sampling, kept for the next one.
+/// Buffers of one sampling, reused for the next one.
 #[derive(Default)]
 struct Buffers {
     largest: Vec<(f32, u32)>,
@@ -68,7 +69,7 @@ impl std::fmt::Debug for Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its random numbers.
+    /// Creates a sampler at the start of its random numbers.
     pub fn new(how: Sampling) -> Self {
         let rng = SplitMix64(how.seed);
         Self {
@@ -82,7 +83,7 @@ impl Sampler {
         }
     }
 
-    /// The sampler with one more constraint on all that it chooses.
+    /// Adds a constraint on all tokens that the sampler chooses.
     #[must_use]
     pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Self {
         self.constraints.push(constraint);
@@ -94,17 +95,19 @@ impl Sampler {
         &self.how
     }
 
-    /// Begins an answer to a prompt: penalties count from here. Random numbers go on, and so do constraints.
+    /// Begins an answer to a prompt: penalties count from here. Random numbers and constraints continue.
     pub fn begin(&mut self, prompt: &[u32]) {
         self.seen.clear();
         self.last = None;
         self.seen.extend(prompt.iter().map(|&id| (id, stages::Occurrences::default())));
     }
 
-    /// The next token, given `logits` (`f32[vocab]`). Logits that are not numbers count as −∞. The token counts as chosen.
+    /// The next token, given `logits` (`f32[vocab]`). NaN logits count as −∞. The token is recorded as
+    /// chosen.
     ///
     /// # Errors
-    /// [`Error::Model`] if the largest logit is not finite, [`Error::Request`] if no token may follow, and what a constraint says.
+    /// [`Error::Model`] if the largest logit is not finite, [`Error::Request`] if no token may follow, and
+    /// errors of constraints.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         let id = self.choose(logits)?;
         self.constraints.iter_mut().try_for_each(|c| c.accept(id))?;
@@ -113,12 +116,12 @@ impl Sampler {
         Ok(id)
     }
 
-    /// Log-probabilities where the last token was chosen, if the options request them.
+    /// Log-probabilities at the last token, if the options request them.
     pub fn last(&self) -> Option<&LogProbabilities> {
         self.last.as_ref()
     }
 
-    /// Whether a constraint says that the answer is complete.
+    /// Whether a constraint reports that the answer is complete.
     pub fn ended(&self) -> bool {
         self.constraints.iter().any(|c| c.ended())
     }
@@ -129,7 +132,7 @@ impl Sampler {
         if constraints.is_empty() && wanted.clone().next().is_none() {
             return buffers.sample(how, rng, logits).ok_or_else(Error::not_finite);
         }
-        // What the model did wrong is not to be taken for what the stages did.
+        // A fault of the model must not be attributed to the stages.
         largest(logits).ok_or_else(Error::not_finite)?;
         changed.clear();
         changed.extend_from_slice(logits);
@@ -143,10 +146,10 @@ impl Sampler {
 }
 
 impl Buffers {
-    /// Draws a token; none if the largest logit is not finite.
+    /// Samples a token; `None` if the largest logit is not finite.
     ///
-    /// Of a whole vocabulary no more is done than is needed: top-k takes exponentials of what it leaves, top-p and min-p keep only tokens that
-    /// can be left, and where nothing is cut no candidates are made.
+    /// The work over the whole vocabulary is minimal. Top-k takes exponentials of its results only, and top-p
+    /// and min-p keep only tokens that can remain. Without cuts, no candidates are made.
     fn sample(&mut self, how: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
         let (best, max) = largest(logits)?;
         if how.temperature <= 0.0 {
@@ -159,7 +162,7 @@ impl Buffers {
             c.clear();
             c.extend(largest.iter().map(|&(l, id)| ((f64::from(l - max) / temperature).exp(), id)));
             c.retain(|(w, _)| *w > 0.0);
-            // The order of what is left decides which token a seed samples.
+            // The order of the remaining candidates decides which token a seed samples.
             c.sort_unstable_by(stages::likelier);
             stages::total(c)
         } else {
@@ -181,7 +184,7 @@ impl Buffers {
                 return Some(id);
             }
         }
-        // Rounding can leave a hair.
+        // Rounding can leave a small remainder.
         Some(c.last().map_or(best, |&(_, id)| id))
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 
-/// Most of the most probable tokens whose log-probabilities are given beside that of the chosen one (OpenAI's limit).
+/// Maximum number of most probable tokens whose log-probabilities are returned in addition to the chosen
+/// one's (OpenAI's limit).
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Sampling options. The default is greedy.
@@ -10,28 +11,33 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 pub struct Sampling {
     /// Divides the logits; 0 chooses the largest one. 0 to 2.
     pub temperature: f32,
-    /// Only the most probable tokens that together have at least this probability stay; 1 keeps all. Above 0, up to 1.
+    /// Only the most probable tokens that together have at least this probability stay; 1 keeps all. Above 0,
+    /// up to 1.
     pub top_p: f32,
     /// Only this many of the most probable tokens stay; 0 keeps all.
     pub top_k: usize,
-    /// Only tokens stay that have at least this share of the probability of the most probable one; 0 keeps all. 0 to 1.
+    /// Only tokens with at least this share of the most probable one's probability stay; 0 keeps all. 0 to 1.
     pub min_p: f32,
-    /// Only the most typical tokens stay, those whose −ln p is nearest to the entropy, until they together have this probability
-    /// (Meister et al. 2023, "Locally Typical Sampling", §3); 1 keeps all. Above 0, up to 1.
+    /// Only the most typical tokens stay, those whose −ln p is nearest to the entropy, until they together
+    /// have this probability (Meister et al. 2023, "Locally Typical Sampling", §3); 1 keeps all. Above 0, up
+    /// to 1.
     pub typical_p: f32,
-    /// Divides positive logits of tokens that stand in the prompt or in the answer, and multiplies negative ones (Keskar et al.
-    /// 2019, "CTRL", §4.1; as transformers does it); 1 changes nothing. Above 0, up to 100.
+    /// Divides positive logits of tokens that occur in the prompt or in the answer, and multiplies negative
+    /// ones (Keskar et al. 2019, "CTRL", §4.1; as transformers does it); 1 changes nothing. Above 0, up to
+    /// 100.
     pub repetition_penalty: f32,
-    /// Subtracted from the logit of every token that stands in the answer (as OpenAI and vLLM: the prompt does not count).
-    /// −2 to 2.
+    /// Subtracted from the logit of every token that occurs in the answer (as in OpenAI and vLLM: the prompt
+    /// does not count). −2 to 2.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token once for every time that it stands in the answer (as OpenAI and vLLM). −2 to 2.
+    /// Subtracted from the logit of a token once for every occurrence in the answer (as in OpenAI and vLLM).
+    /// −2 to 2.
     pub frequency_penalty: f32,
-    /// Added to the logits of these tokens; −∞ forbids one. Ids after the vocabulary change nothing.
+    /// Added to the logits of these tokens; −∞ forbids one. Ids outside the vocabulary have no effect.
     pub bias: Vec<(u32, f32)>,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Gives the log-probability of every chosen token and those of this many most probable ones; at most [`MAX_TOP_LOGPROBS`].
+    /// Number of most probable tokens whose log-probabilities are returned with that of each chosen token; at
+    /// most [`MAX_TOP_LOGPROBS`].
     pub log_probabilities: Option<usize>,
 }
 
@@ -41,11 +47,11 @@ impl Default for Sampling {
     }
 }
 
-/// A number of [`Sampling`]: its name, its value, whether that is in its range, and the range in words.
+/// A number of [`Sampling`]: its name, a getter, a range check, and the range in words.
 type Bounded = (&'static str, fn(&Sampling) -> f32, fn(f32) -> bool, &'static str);
 
-/// Ranges of the numbers, wherever they come from: requests, `/set`, the command line, a checkpoint. Those that OpenAI's API has are its own,
-/// but for a `top_p` of 0, which vLLM refuses, too.
+/// Ranges of the numbers from all sources: requests, `/set`, the command line, a checkpoint. They are
+/// OpenAI's, except that a `top_p` of 0 is invalid, as in vLLM.
 const RANGES: [Bounded; 7] = [
     ("temperature", |s| s.temperature, |x| (0.0..=2.0).contains(&x), "from 0 to 2"),
     ("top_p", |s| s.top_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
@@ -57,7 +63,7 @@ const RANGES: [Bounded; 7] = [
 ];
 
 impl Sampling {
-    /// Takes the most probable token.
+    /// Options that take the most probable token.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_p: 1.0,
@@ -75,17 +81,17 @@ impl Sampling {
     /// Parses the number of that name.
     ///
     /// # Errors
-    /// The text is not a number of its range, which the error names.
+    /// The text is not a number in its range, which the error names.
     pub(crate) fn parse(name: &str, text: &str) -> Result<f32, String> {
         let bounded = RANGES.iter().find(|(known, ..)| *known == name);
         let (_, _, fits, range) = bounded.ok_or_else(|| format!("`{name}` is not a sampling parameter"))?;
         text.parse().ok().filter(|&x| fits(x)).ok_or_else(|| format!("must be a number {range}"))
     }
 
-    /// Fails if a number is out of its range, whatever its source.
+    /// Fails if a number is out of its range.
     ///
     /// # Errors
-    /// [`Error::Usage`], of the first one.
+    /// [`Error::Usage`] for the first one.
     pub fn check(&self) -> Result<()> {
         for (what, of, fits, range) in RANGES {
             let x = of(self);
@@ -105,10 +111,10 @@ impl Sampling {
         }
     }
 
-    /// Refuses a bias for a token that a model of so many has not.
+    /// Fails if a bias is for an id outside a vocabulary of this size.
     ///
     /// # Errors
-    /// [`Error::Usage`], of the first one.
+    /// [`Error::Usage`] for the first one.
     pub fn check_ids(&self, vocab: u32) -> Result<()> {
         let id = self.bias.iter().map(|&(id, _)| id).find(|&id| id >= vocab);
         id.map_or(Ok(()), |id| Err(Error::bad_id(id, vocab)))

@@ -1,6 +1,6 @@
-//! The random numbers that tokens are sampled with.
+//! Random numbers for sampling.
 
-/// SplitMix64 (Steele, Lea, Flood 2014), written out so that a seed means the same in every version.
+/// SplitMix64 (Steele, Lea, Flood 2014), written out so that a seed gives the same numbers in every version.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitMix64(pub u64);
 

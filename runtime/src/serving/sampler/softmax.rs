@@ -1,5 +1,5 @@
-//! Passes over the logits of a whole vocabulary, in f32, a block at a time so that the compiler makes vectors of them. Sums are taken in
-//! one order, so every machine gives the same bits.
+//! Passes over the logits of a whole vocabulary, in f32, a block at a time so that the compiler vectorizes
+//! them. Sums are taken in a fixed order, so every machine gives the same bits.
 
 /// Logits of a block.
 const BLOCK: usize = 64;
@@ -22,8 +22,8 @@ pub(super) fn largest(logits: &[f32]) -> Option<(u32, f32)> {
     best.1.is_finite().then_some((best.0 as u32, best.1))
 }
 
-/// The `k` largest logits with their ids, in any order; of equal ones those of the lowest ids. NaN and −∞ are left out. `found` is memory
-/// to use again.
+/// The `k` largest logits with their ids, in any order; of equal ones those of the lowest ids. NaN and −∞ are
+/// left out. `found` is a reused buffer.
 pub(super) fn largest_k(logits: &[f32], k: usize, found: &mut Vec<(f32, u32)>) {
     let before = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
     let room = (4 * k).max(2 * BLOCK);
@@ -53,14 +53,14 @@ pub(super) fn largest_k(logits: &[f32], k: usize, found: &mut Vec<(f32, u32)>) {
 pub(super) struct Weights {
     /// `exp((logit − max) / temperature)`, by id; the largest is 1.
     all: Vec<f32>,
-    /// Their sums, by block.
+    /// Sums of the weights, by block.
     sums: Vec<f32>,
-    /// The sum of these.
+    /// Sum of all weights.
     total: f64,
 }
 
 impl Weights {
-    /// Takes those of `logits`, of which `max` is the largest.
+    /// Computes the weights of `logits`, whose largest is `max`.
     pub(super) fn set(&mut self, logits: &[f32], max: f32, temperature: f32) {
         let Self { all, sums, total } = self;
         all.resize(logits.len(), 0.0);
@@ -79,12 +79,12 @@ impl Weights {
         *total = sums.iter().map(|&sum| f64::from(sum)).sum();
     }
 
-    /// The sum of all.
+    /// Sum of all weights.
     pub(super) fn total(&self) -> f64 {
         self.total
     }
 
-    /// Those of at least `floor` that are above 0, with their ids, in the order of these.
+    /// Writes the weights of at least `floor` that are above 0, with their ids, in the order of ids.
     pub(super) fn at_least(&self, floor: f64, found: &mut Vec<(f64, u32)>) {
         found.clear();
         let weights = (0..).zip(&self.all).map(|(id, &w)| (f64::from(w), id));
@@ -160,7 +160,7 @@ mod tests {
             let mut sorted: Vec<(f32, u32)> =
                 logits.iter().copied().zip(0..).filter(|(l, _)| *l > f32::NEG_INFINITY).collect();
             sorted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            // Zeros of both signs are equal to a sampler.
+            // Zeros of both signs are equal for a sampler.
             let first = sorted.iter().copied().reduce(|a, b| if b.0 > a.0 || b.0 == a.0 && b.1 < a.1 { b } else { a });
             prop_assert_eq!(largest(&logits), first.map(|(l, id)| (id, l)));
             let mut found = Vec::new();

@@ -1,7 +1,8 @@
 //! The stages of a choice, in their order: two tables.
 //!
-//! Stages on logits come first. Of those that are still finite, the largest that top-k leaves become candidates with weights, which the cuts thin out; each
-//! cut sees what the one before it has left, with the probabilities of what is left (as transformers' logits processors do).
+//! Stages on logits come first. Of the finite logits, the largest that top-k leaves become candidates with
+//! weights. Then cuts remove candidates. Each cut sees the candidates that the one before has left, with
+//! their renormalized probabilities, as transformers' logits processors do.
 
 use super::Sampling;
 use std::collections::HashMap;
@@ -12,30 +13,30 @@ pub(super) type Candidate = (f64, u32);
 /// Occurrences of a token in a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Occurrences {
-    /// Times in the answer; 0 if it stands in the prompt alone.
+    /// Occurrences in the answer; 0 if it occurs only in the prompt.
     pub(super) answer: u32,
 }
 
-/// Tokens of a sequence, as stages know them.
+/// Tokens of a sequence with their occurrences.
 pub(super) type History = HashMap<u32, Occurrences>;
 
 /// A stage that changes logits.
 pub(super) struct OnLogits {
-    /// Whether it changes any.
+    /// Whether it changes any logits.
     pub(super) wanted: fn(&Sampling) -> bool,
-    /// Changes them.
+    /// Changes the logits.
     pub(super) apply: fn(&Sampling, &History, &mut [f32]),
 }
 
-/// A stage that leaves fewer candidates, and never none.
+/// A stage that reduces the candidates, but always leaves one.
 pub(super) struct Cut {
-    /// Whether it takes any away.
+    /// Whether it removes any candidates.
     pub(super) wanted: fn(&Sampling) -> bool,
-    /// Takes them away, given the weights of all that the stage before has left.
+    /// Removes candidates, given the sum of the weights that the stage before has left.
     pub(super) apply: fn(&Sampling, &mut Vec<Candidate>, f64),
 }
 
-/// In this order. A constraint's mask follows them.
+/// Stages on logits, in this order. A constraint's mask follows them.
 pub(super) const ON_LOGITS: [OnLogits; 3] = [
     OnLogits { wanted: |how| !how.bias.is_empty(), apply: bias },
     OnLogits { wanted: |how| how.repetition_penalty != 1.0, apply: repetition },
@@ -45,7 +46,7 @@ pub(super) const ON_LOGITS: [OnLogits; 3] = [
     },
 ];
 
-/// In this order, after the temperature and top-k.
+/// Cuts, in this order, after the temperature and top-k.
 pub(super) const CUTS: [Cut; 3] = [
     Cut { wanted: |how| how.top_p < 1.0, apply: top_p },
     Cut { wanted: |how| how.min_p > 0.0, apply: min_p },
@@ -76,7 +77,7 @@ fn presence_and_frequency(how: &Sampling, seen: &History, logits: &mut [f32]) {
     }
 }
 
-/// The likelier one first; equal ones by id.
+/// Order of candidates: the more probable first; equal ones by id.
 pub(super) fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
@@ -85,7 +86,7 @@ pub(super) fn total(c: &[Candidate]) -> f64 {
     c.iter().map(|(w, _)| w).sum()
 }
 
-/// The least weight of a token of a whole vocabulary that the first cut may leave.
+/// The least weight that a token of a whole vocabulary needs to remain after the first cut.
 pub(super) fn floor(how: &Sampling, total: f64, tokens: usize) -> f64 {
     if how.top_p < 1.0 {
         // All tokens below this share together stay under 1 − p, so none of them is ever needed.
@@ -122,7 +123,7 @@ fn typical_p(how: &Sampling, c: &mut Vec<Candidate>, total: f64) {
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let enough = f64::from(how.typical_p) * total;
     let mut sum = 0.0;
-    // Those as typical as the last one that is needed stay, too.
+    // Tokens as typical as the last one that is needed stay, too.
     let last = order.iter().find(|(_, w)| {
         sum += w;
         sum >= enough

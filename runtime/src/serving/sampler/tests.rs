@@ -1,4 +1,4 @@
-//! Closed forms and properties.
+//! Tests against closed forms, and of properties.
 
 use super::*;
 
@@ -97,7 +97,8 @@ fn typical_tokens_are_near_the_entropy() {
     assert_eq!(kept(&Sampling { typical_p: 0.5, ..hot() }, &uneven), [0]);
     assert_eq!(kept(&Sampling { typical_p: 0.7, ..hot() }, &uneven), [0, 1]);
     assert_eq!(kept(&Sampling { typical_p: 0.9, ..hot() }, &uneven), [0, 1, 2]);
-    // Entropy 1.22: two tokens (1.61 each) are nearer to it than the most probable one (0.69), and equal ones stay together.
+    // Entropy 1.22: two tokens (1.61 each) are closer to it than the most probable one (0.69), and equal ones
+    // stay together.
     let flat = logits(&[0.5, 0.2, 0.2, 0.1]);
     assert_eq!(kept(&Sampling { typical_p: 0.3, ..hot() }, &flat), [1, 2]);
 }

@@ -1,7 +1,8 @@
-//! State machine over sequences and slots: decides the next call, and calls nothing itself.
+//! State machine over sequences and slots: chooses the next call, and calls nothing itself.
 //!
-//! [`Core::next`] says what to do, and is given what came of it: by [`Core::placed`], [`Core::prompted`], [`Core::decoded`],
-//! [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same calls give the same answers.
+//! [`Core::next`] returns the next action. Its result is passed back by [`Core::placed`], [`Core::prompted`],
+//! [`Core::decoded`], [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same
+//! calls give the same answers.
 
 use super::Id;
 use super::slots::{KvCapabilities, Resumes, SlotStart, Slots};
@@ -13,9 +14,9 @@ use std::ops::Range;
 pub(super) enum Action {
     /// There is no work.
     Idle,
-    /// Bring a slot to where a sequence begins.
+    /// Brings a slot to the state where a sequence begins.
     Place { id: Id, place: SlotStart },
-    /// Compute these tokens of a prompt.
+    /// Computes these tokens of a prompt.
     Prompt {
         id: Id,
         slot: u32,
@@ -25,18 +26,18 @@ pub(super) enum Action {
         /// Sequences whose first tokens are chosen from the logits after it; empty before the prompt's end.
         choose: Vec<Id>,
     },
-    /// Decode these rows together: sequence, slot, position, token.
+    /// Decodes these rows together: sequence, slot, position, token.
     Decode { rows: Vec<(Id, u32, usize, u32)> },
 }
 
 /// Progress of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Its slot is not yet what it should be.
+    /// Its slot is not yet in its initial state.
     Unplaced(SlotStart),
-    /// Its prompt is being computed. `chooses`: its first token comes from there.
+    /// Its prompt is being computed. `chooses`: its first token is chosen from the logits after it.
     Prompt { chooses: bool },
-    /// Another one computes the same prompt.
+    /// It waits for a sequence that computes the same prompt.
     Waits { on: Id },
     /// It decodes.
     Runs,
@@ -51,9 +52,9 @@ struct Sequence {
     /// Prompt and answer.
     ids: Vec<u32>,
     prompt: usize,
-    /// Tokens whose states are in the slot.
+    /// Number of tokens whose states are in the slot.
     filled: usize,
-    /// Position where it parts from what a slot held, and where a chunk is to end for the sake of a snapshot.
+    /// Position where its prompt diverges from the contents of a slot; a chunk ends there for a snapshot.
     parts: Option<usize>,
 }
 
@@ -62,7 +63,7 @@ struct Sequence {
 struct Waiting {
     ids: VecDeque<Id>,
     prompt: Vec<u32>,
-    /// The first of them that got a slot: while it computes the prompt, the others wait for that.
+    /// The first of them that got a slot: the others wait while it computes the prompt.
     first: Option<Id>,
 }
 
@@ -72,11 +73,11 @@ pub(super) struct Core {
     slots: Slots,
     chunk: usize,
     fork: bool,
-    /// Tokens of prompts between two steps of decoding; one chunk is always taken.
+    /// Maximum number of prompt tokens between two steps of decoding; one chunk is always computed.
     budget: usize,
-    /// Of these, computed since the last step of decoding.
+    /// Prompt tokens computed since the last step of decoding.
     spent: usize,
-    /// The next free slot is for the front one, which then goes to the back if it needs more.
+    /// The next free slot is for the first one, which then goes to the back if it needs more.
     waiting: VecDeque<Waiting>,
     /// In order of arrival.
     live: Vec<Sequence>,
@@ -90,7 +91,7 @@ impl Core {
         Self { slots, chunk, fork, budget, spent: 0, waiting: VecDeque::new(), live: Vec::new(), next: 0 }
     }
 
-    /// Tokens of a chunk.
+    /// Number of tokens of a chunk.
     pub(super) fn chunk(&self) -> usize {
         self.chunk
     }
@@ -100,17 +101,17 @@ impl Core {
         &self.slots
     }
 
-    /// Sequences without a slot.
+    /// Number of sequences without a slot.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.iter().map(|w| w.ids.len()).sum()
     }
 
-    /// Sequences with one.
+    /// Number of sequences with a slot.
     pub(super) fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// Takes in `many` sequences after a prompt, both at least one, and gives their names.
+    /// Accepts `many` sequences after a prompt, both at least one, and returns their names.
     pub(super) fn submit(&mut self, prompt: Vec<u32>, many: usize) -> Vec<Id> {
         let ids: Vec<Id> = (self.next..).take(many).collect();
         self.next += many as u64;
@@ -118,12 +119,14 @@ impl Core {
         ids
     }
 
-    /// Next action. The same again until it is given the result.
+    /// Next action. Returns the same until it gets the result.
     ///
-    /// The rule of rounds: free slots go to the requests that wait, one to each in turn. Then come chunks of
-    /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
+    /// The rule of rounds: free slots go to the waiting requests, one to each in turn. Then come chunks of
+    /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all
+    /// that run.
     pub(super) fn next(&mut self, resumes: &Resumes<'_>) -> Action {
-        // One after the other: what a slot is said to hold is there when the next sequence looks for its prompt.
+        // One after the other: what a slot is said to hold is there when the next sequence looks for its
+        // prompt.
         loop {
             if let Some((id, place)) = self.unplaced() {
                 return Action::Place { id, place };
@@ -135,7 +138,7 @@ impl Core {
         let prompt = self.live.iter().find(|s| matches!(s.stage, Stage::Prompt { .. }));
         let runs = self.live.iter().any(|s| s.stage == Stage::Runs);
         if let Some(s) = prompt {
-            // Chunks begin at multiples of their length, as in a run by itself.
+            // Chunks begin at multiples of their length, as if the sequence ran alone.
             let end = ((s.filled / self.chunk + 1) * self.chunk).min(s.prompt);
             let end = s.parts.filter(|&at| s.filled < at).map_or(end, |at| end.min(at));
             let fits = self.spent == 0 || self.spent + (end - s.filled) <= self.budget;
@@ -163,7 +166,7 @@ impl Core {
         [id].into_iter().chain(waits.map(|s| s.id)).collect()
     }
 
-    /// The first sequence whose slot is not yet what it should be.
+    /// The first sequence whose slot is not yet in its initial state.
     fn unplaced(&self) -> Option<(Id, SlotStart)> {
         self.live.iter().find_map(|s| match s.stage {
             Stage::Unplaced(place) => Some((s.id, place)),
@@ -171,15 +174,15 @@ impl Core {
         })
     }
 
-    /// Gives a free slot to one sequence of the request whose turn it is; whether there were both.
+    /// Gives a free slot to one sequence of the next request; returns whether there were both.
     ///
-    /// A request of many sequences holds up no other: its others wait after those of the requests that have come meanwhile, and no
-    /// request gets a second slot before each has got one.
+    /// A request of many sequences does not block others: its other sequences wait after the requests that
+    /// have arrived meanwhile. No request gets a second slot before each has got one.
     fn admit(&mut self, resumes: &Resumes<'_>) -> bool {
         let Some(mut request) = self.waiting.pop_front_if(|_| self.slots.free() > 0) else { return false };
         let computes = |s: &&Sequence| matches!(s.stage, Stage::Unplaced(_) | Stage::Prompt { .. });
         let first = self.live.iter().filter(computes).map(|s| s.id).find(|&id| request.first == Some(id));
-        // One that waits copies the prompt when it is there.
+        // A sequence that waits copies the prompt once it is computed.
         let shared: &[u32] = if first.is_some() { &[] } else { &request.prompt };
         let Some(id) = request.ids.pop_front() else { return true };
         let Some(place) = self.slots.take(id, shared, resumes) else { return false };
@@ -207,7 +210,7 @@ impl Core {
         self.ids(id, 0..self.live.iter().find(|s| s.id == id).map_or(0, |s| s.ids.len()))
     }
 
-    /// A free slot holds what a caller has put there, of a prompt of `whole` tokens.
+    /// Records that a caller has filled a free slot with these tokens of a prompt of `whole` tokens.
     pub(super) fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
         let long_rope = self.slots.is_long_rope(whole);
         if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {
@@ -216,13 +219,13 @@ impl Core {
         }
     }
 
-    /// A slot is what a sequence begins with: its first `kept` tokens are there.
+    /// Records that a slot is in the initial state of a sequence, with its first `kept` tokens.
     pub(super) fn placed(&mut self, id: Id, kept: usize) {
         let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { return };
         let Stage::Unplaced(place) = s.stage else { return };
         s.filled = kept;
         s.parts = self.slots.parts(place, kept);
-        // One that has its first token has all of its prompt, or computes the rest without choosing again.
+        // A sequence with its first token has its whole prompt, or computes the rest without choosing again.
         let chosen = s.ids.len() > s.prompt;
         let long_rope = self.slots.is_long_rope(s.prompt);
         s.stage = if kept == s.prompt { Stage::Runs } else { Stage::Prompt { chooses: !chosen } };
@@ -234,7 +237,7 @@ impl Core {
         }
     }
 
-    /// Tokens of a prompt are computed.
+    /// Records that tokens of a prompt are computed.
     pub(super) fn prompted(&mut self, id: Id, range: Range<usize>) {
         let Some(i) = self.live.iter().position(|s| s.id == id) else { return };
         let s = &mut self.live[i];
@@ -265,7 +268,7 @@ impl Core {
         }
     }
 
-    /// A step of decoding is over; the last tokens of these sequences are in their slots.
+    /// Records the end of a step of decoding; the last tokens of these sequences are in their slots.
     pub(super) fn decoded(&mut self, ids: impl Iterator<Item = Id>) {
         self.spent = 0;
         for id in ids {
@@ -277,22 +280,23 @@ impl Core {
         }
     }
 
-    /// A sequence has its next token.
+    /// Records the next token of a sequence.
     pub(super) fn chosen(&mut self, id: Id, token: u32) {
         if let Some(s) = self.live.iter_mut().find(|s| s.id == id) {
             s.ids.push(token);
         }
     }
 
-    /// A sequence is over, wherever it was, and its slot is free; `dirty`: what the slot holds cannot be relied on. Whether there
-    /// was such a sequence.
+    /// Ends a sequence in any stage, and frees its slot; `dirty`: the contents of the slot are unreliable.
+    /// Returns whether there was such a sequence.
     pub(super) fn end(&mut self, id: Id, dirty: bool) -> bool {
         if let Some(i) = self.live.iter().position(|s| s.id == id) {
             let s = self.live.remove(i);
             if dirty {
                 self.slots.forget(s.slot);
             }
-            // A slot that was not yet brought to where its sequence begins holds something else than it says.
+            // A slot that was not yet brought to the initial state of its sequence does not hold what is
+            // recorded.
             if matches!(s.stage, Stage::Unplaced(_) | Stage::Waits { .. }) {
                 self.slots.forget(s.slot);
             }
@@ -315,7 +319,7 @@ impl Core {
         false
     }
 
-    /// Of those that waited for the prompt of a sequence that is gone, the first computes it itself.
+    /// Makes the first of the sequences that waited for the prompt of a removed sequence compute it itself.
     fn inherit(&mut self, gone: Id) {
         let mut heir = None;
         for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: gone })) {

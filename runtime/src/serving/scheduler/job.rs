@@ -4,7 +4,7 @@ use crate::error::{Error, Limit, Result};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 use std::time::Duration;
 
-/// Refuses a prompt and a number of tokens that do not fit the context together.
+/// Fails if a prompt and a number of tokens do not fit the context together.
 ///
 /// # Errors
 /// [`Error::Usage`] for an empty prompt, else [`Error::Limit`].
@@ -17,7 +17,7 @@ pub fn check_context(prompt: usize, n: usize, max: usize) -> Result<()> {
     }
 }
 
-/// A prompt fits the context, and what is to follow it does not.
+/// Error for a prompt that fits the context, but not together with the tokens after it.
 fn no_room(prompt: usize, n: usize, max: usize) -> Error {
     let what = format!("the context holds {max} tokens; the prompt has {prompt}, and {n} more are requested");
     Error::limit(Limit::Context, max, what).with_hint(match max.saturating_sub(prompt) {
@@ -28,7 +28,7 @@ fn no_room(prompt: usize, n: usize, max: usize) -> Error {
     })
 }
 
-/// Names a sequence of a scheduler.
+/// Name of a sequence of a scheduler.
 pub type Id = u64;
 
 /// Chooses the tokens of a sequence.
@@ -36,7 +36,7 @@ pub trait Choose: Send {
     /// The next token, given the logits (`f32[vocab]`).
     ///
     /// # Errors
-    /// None can be chosen; the sequence ends with it.
+    /// No token can be chosen; the sequence ends with this error.
     fn choose(&mut self, logits: &[f32]) -> Result<u32>;
 
     /// Whether the sequence is complete.
@@ -44,7 +44,7 @@ pub trait Choose: Send {
         false
     }
 
-    /// Log-probabilities where the last token was chosen, if they were requested.
+    /// Log-probabilities at the last token, if they were requested.
     fn last(&self) -> Option<&LogProbabilities> {
         None
     }
@@ -84,46 +84,46 @@ pub struct Job<'j> {
     pub prompt: Vec<u32>,
     /// Sampler of each sequence; at least one.
     pub samplers: Vec<Box<dyn Choose + 'j>>,
-    /// Tokens of a sequence at most.
+    /// Maximum number of tokens of a sequence.
     pub n: usize,
     /// Tokens that end a sequence.
     pub end: Vec<u32>,
-    /// Time after which a sequence ends that is not done, from when it has its slot.
+    /// Time limit of a sequence, from when it gets its slot.
     pub limit: Option<Duration>,
-    /// Most draft tokens of a sequence that are verified in a call, where it decodes alone. Its sampler takes the most probable
-    /// token then. Where states cannot take tokens back, none are.
+    /// Maximum number of draft tokens that are verified in a call, when the sequence decodes alone. Its
+    /// sampler then takes the most probable token. Without effect if states cannot take tokens back.
     pub draft_tokens: usize,
 }
 
 /// Event of a sequence.
 #[derive(Debug)]
 pub enum Event {
-    /// It has slots from now on; `shared`: so many tokens of its prompt were there already.
+    /// It has a slot from now on; `shared`: the number of its prompt's tokens that were in a slot already.
     Began {
-        /// Tokens.
+        /// Number of tokens.
         shared: usize,
     },
     /// Its next token, an end token included.
     Token {
         /// The token.
         id: u32,
-        /// Log-probabilities where it was chosen, if its sampler gives them.
+        /// Log-probabilities at this token, if its sampler gives them.
         log_probabilities: Option<LogProbabilities>,
     },
-    /// It is over.
+    /// The sequence is over.
     Ended(End),
 }
 
-/// Reason that a sequence is over.
+/// Reason for which a sequence is over.
 #[derive(Debug)]
 pub enum End {
-    /// An end token, or its sampler says that it is complete.
+    /// An end token, or its sampler reports that it is complete.
     Stop,
-    /// It has as many tokens as were requested.
+    /// It has the requested number of tokens.
     Length,
     /// The client no longer wants it.
     Cancelled,
-    /// Its time is over.
+    /// Its time limit is over.
     Expired,
     /// It cannot go on.
     Failed(Error),

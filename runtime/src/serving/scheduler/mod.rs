@@ -1,22 +1,27 @@
-//! Many sequences over one engine: who gets a slot, which chunk of a prompt comes next, and who decodes together.
+//! Scheduler of many sequences over one engine: assigns slots, chooses the next chunk of a prompt, and
+//! batches decoding.
 //!
-//! **The rule of rounds.** A free slot goes to the request that has waited longest; one of several sequences then queues again for its
-//! next, so that neither it nor those after it wait until all slots are free. A round computes chunks of prompts, the oldest prompt
-//! first, up to a budget of tokens and at least one chunk; then all sequences that run decode one token together, in the smallest
-//! entry point that takes them. So a prompt waits for one step of decoding per chunk, and a running sequence for
-//! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
+//! **The rule of rounds.** A free slot goes to the request that has waited longest. A request of several
+//! sequences then queues again for its next slot, so that neither it nor those after it wait until all slots
+//! are free. A round computes chunks of prompts, the oldest prompt first, up to a budget of tokens and at
+//! least one chunk. Then all running sequences decode one token together, in the smallest entry point that
+//! takes them. So a prompt waits for one step of decoding per chunk, and a running sequence for one round's
+//! chunks per token: neither starves. A sequence that ends frees its slot at once.
 //!
-//! **Equal prefixes are computed once.** A slot keeps its text when its sequence has left. A prompt that begins as what a slot holds
-//! takes that over, or a copy of it ([`Sharing`]). States into which tokens are folded go back to snapshots alone: these are made where a
-//! call with a prompt ends, where a chunk of an answer does, and where a prompt parts from what a slot holds. Several sequences after one prompt compute it once. Where answers are decoded with
-//! fewer experts, only whole chunks of prompts are shared, which all experts have computed.
+//! **Equal prefixes are computed once.** A slot keeps its text when its sequence has ended. A prompt with the
+//! same beginning takes over the slot, or a copy of it ([`Sharing`]). States that fold tokens can only go
+//! back to snapshots. These are made at the end of a call with a prompt, at the end of a chunk of an answer,
+//! and where a prompt diverges from the contents of a slot. Several sequences after one prompt compute it
+//! once. If answers are decoded with fewer experts, only whole chunks of prompts are shared, which all
+//! experts have computed.
 //!
-//! **What company changes.** Kernels for several rows sum in another order than those for one, so an answer may differ from that of a run by itself
-//! where two tokens are nearly equally likely. With [`Setting::exact`] rows decode one by one and only whole chunks are
-//! shared: then every answer is to the bit that of a run by itself. Where experts are assigned to units while the plan
-//! runs, who computes an expert depends on what ran before, so that nothing is shared and `exact` is refused by name.
+//! **Effects of batching.** Kernels for several rows sum in another order than those for one. So an answer
+//! may differ from that of the same sequence alone where two tokens are nearly equally likely. With
+//! [`Setting::exact`] rows decode one by one and only whole chunks are shared: then every answer is bitwise
+//! equal to that of the sequence alone. If experts are assigned to units at run time, the unit of an expert
+//! depends on what ran before: then nothing is shared, and `exact` is an error.
 //!
-//! An error of one sequence ends that sequence: a call that fails is repeated row by row.
+//! An error of one sequence ends only that sequence: a failed call is repeated row by row.
 
 mod core;
 mod job;
@@ -43,15 +48,17 @@ use std::time::{Duration, Instant};
 /// Settings of a scheduler.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The slots that sequences may have; those past the plan's are left out.
+    /// The slots that sequences may have; those beyond the plan's are ignored.
     pub slots: Range<u32>,
-    /// Sequences that may wait for a slot.
+    /// Maximum number of sequences that wait for a slot.
     pub queue: usize,
-    /// Tokens of prompts in a round; `None`: as many as the largest `prefill[T]` takes. At least one chunk is always taken.
+    /// Maximum number of prompt tokens in a round; `None`: as many as the largest `prefill[T]` takes. At
+    /// least one chunk is always computed.
     pub budget: Option<usize>,
-    /// Whether each answer is to the bit that of a run by itself.
+    /// Whether each answer is bitwise equal to that of the sequence alone.
     pub exact: bool,
-    /// Extent to which slots' contents are reused. `None`: as much as leaves every answer what it is by itself, but for rounding.
+    /// Extent to which slots' contents are reused. `None`: as much as leaves every answer unchanged, except
+    /// for rounding.
     pub sharing: Option<Sharing>,
 }
 
@@ -66,15 +73,15 @@ impl Default for Setting {
 pub enum StepWork {
     /// Nothing: there are no sequences.
     Idle,
-    /// A slot was brought to where a sequence begins.
+    /// A slot was brought to the initial state of a sequence.
     Placed,
-    /// So many tokens of a prompt were computed.
+    /// This many tokens of a prompt were computed.
     Prompt(usize),
-    /// So many sequences got a token.
+    /// This many sequences got a token.
     Decode(usize),
 }
 
-/// A step, and how long its calls of the engine took, choosing tokens included.
+/// A step, and the time of its engine calls, including the choice of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Work that was done.
@@ -88,21 +95,22 @@ pub struct Step {
 pub struct Counters {
     /// Tokens of prompts that were computed.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that were in a slot already.
+    /// Tokens of prompts that were already in a slot.
     pub shared_tokens: u64,
-    /// Sequences whose prompt was, in part.
+    /// Sequences with shared tokens.
     pub shared_sequences: u64,
-    /// Tokens of prompts that were in a slot and were computed again all the same: what lies between a snapshot and where they part.
+    /// Prompt tokens that were in a slot but were computed again: those between a snapshot and the position
+    /// where the prompts diverge.
     pub reread_tokens: u64,
     /// Tokens that were chosen.
     pub tokens: u64,
-    /// Steps of decoding, and the rows of all of them.
+    /// Steps of decoding.
     pub decodes: u64,
-    /// See `decodes`.
+    /// Rows of all steps of decoding.
     pub rows: u64,
-    /// Time of calls with prompts, choosing tokens included.
+    /// Time of calls with prompts, including the choice of tokens.
     pub prompt_time: Duration,
-    /// Time of steps of decoding, choosing tokens included.
+    /// Time of steps of decoding, including the choice of tokens.
     pub decode_time: Duration,
     /// Sequences that have ended, in the order of [`End`].
     pub ended: [u64; 5],
@@ -111,17 +119,17 @@ pub struct Counters {
 /// Load of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Sequences without a slot.
+    /// Number of sequences without a slot.
     pub waiting: usize,
-    /// Sequences with one.
+    /// Number of sequences with a slot.
     pub running: usize,
-    /// Slots that sequences may have.
+    /// Number of slots that sequences may have.
     pub slots: usize,
-    /// Of these, free ones that hold text for later.
+    /// Number of free slots that keep text for later.
     pub kept: usize,
 }
 
-/// Receiver of sequences' events; false ends the one that it is about.
+/// Receiver of sequences' events; returning false ends the sequence.
 pub type Sink<'s> = dyn FnMut(Id, Event) -> bool + 's;
 
 /// Many sequences over one engine.
@@ -130,10 +138,11 @@ pub struct Scheduler<'e, 'p, 'j> {
 }
 
 impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
-    /// A scheduler that knows nothing of what the slots hold. Others may use slots that are not in `setting.slots`.
+    /// Creates a scheduler without knowledge of the slots' contents. Slots outside of `setting.slots` are
+    /// left to others.
     ///
     /// # Errors
-    /// No slot; [`Error::Usage`] where `exact` cannot be.
+    /// No slot; [`Error::Usage`] if `exact` is impossible.
     pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder, setting: &Setting) -> Result<Self> {
         let program = engine.program();
         let model = &program.model;
@@ -157,11 +166,11 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.model.engine
     }
 
-    /// Takes in the sequences of a job, and gives their names in the order of its samplers.
+    /// Accepts the sequences of a job, and returns their names in the order of its samplers.
     ///
     /// # Errors
-    /// [`Error::Limit`] where too many wait; [`Error::Limit`] for more sequences than there are slots; what [`check_context`] refuses, by
-    /// positions of the context; [`Error::Usage`].
+    /// [`Error::Limit`] if too many wait, or for more sequences than there are slots; errors of
+    /// [`check_context`], for the positions of the context; [`Error::Usage`].
     pub fn submit(&mut self, job: Job<'j>) -> Result<Vec<Id>> {
         let program = self.inner.model.engine.program();
         let (vocab, slots) = (program.model.vocab, program.model.slots);
@@ -171,21 +180,22 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.submit(job, slots)
     }
 
-    /// Says that a free slot holds these tokens: the caller has put them there, as the first of a prompt of `whole` tokens. A
-    /// prompt that begins so takes them over.
+    /// Records that a free slot holds these tokens: the caller has put them there, as the first of a prompt
+    /// of `whole` tokens. A prompt with this beginning takes them over.
     pub fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
         self.inner.core.hold(slot, ids, whole);
     }
 
-    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Its client is not notified.
+    /// Ends a sequence in any state. Its slot is free at once, and keeps the text. Its client is not
+    /// notified.
     pub fn cancel(&mut self, id: Id) {
         self.inner.end(id, &End::Cancelled, false);
     }
 
-    /// Does the next thing: at most one call of the engine.
+    /// Does the next action: at most one call of the engine.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]. What goes wrong with a sequence is its [`End`].
+    /// [`Error::Interrupted`]. Errors of a sequence are its [`End`].
     pub fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step> {
         self.inner.step(sink)
     }
@@ -219,7 +229,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     }
 }
 
-/// A sequence that is not over.
+/// A sequence that has not ended.
 struct Live<'j> {
     sampler: Box<dyn Choose + 'j>,
     left: usize,
@@ -257,14 +267,14 @@ impl<'j, M: Model> Inner<'j, M> {
 
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
         let Job { prompt, samplers, n, end, limit, draft_tokens } = job;
-        // The last token is given away and never computed with.
+        // The last token is returned and never fed back.
         check_context(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (samplers.len(), self.core.slots().len());
         if many > slots {
             return Err(Error::few_slots(many + (of_plan as usize).saturating_sub(slots), of_plan));
         }
         let waiting = self.core.waiting();
-        // Who waits for no more than the next step takes a slot that is free now.
+        // A sequence that waits for no more than the next step takes a slot that is free now.
         if waiting + many > self.queue.saturating_add(self.core.slots().free()) {
             return Err(Error::limit(Limit::Queue, self.queue, format!("{waiting} sequences wait already"))
                 .with_hint("ask again later, or let more wait"));
@@ -360,7 +370,8 @@ impl<'j, M: Model> Inner<'j, M> {
         let plain = |rows: &[(Id, u32, usize, u32)]| -> Vec<_> {
             rows.iter().map(|&(_, slot, pos, id)| (slot, pos, id)).collect()
         };
-        // Tokens are chosen on the threads that have computed the logits: a row of a large vocabulary takes up to milliseconds.
+        // Tokens are chosen on the threads that have computed the logits: a row of a large vocabulary takes
+        // up to milliseconds.
         let Self { model, live, .. } = self;
         let mut of_row: BTreeMap<Id, &mut Live<'_>> = live.iter_mut().map(|(id, live)| (*id, live)).collect();
         let seats: Vec<_> =
@@ -373,7 +384,8 @@ impl<'j, M: Model> Inner<'j, M> {
         let together = model.decode(&plain(rows), &choose);
         let mut failed: Vec<Option<Error>> = rows.iter().map(|_| None).collect();
         if let Err(e) = together {
-            // Whose fault it is shows when each row is computed by itself. Rows that have their logits have their states, too.
+            // Computing each row alone shows which one fails. Rows that have their logits have their states,
+            // too.
             let mut first = Some(e);
             for (i, row) in rows.iter().enumerate() {
                 if seats[i].lock().unwrap_or_else(PoisonError::into_inner).1.is_some() {
@@ -410,11 +422,11 @@ impl<'j, M: Model> Inner<'j, M> {
         Ok(())
     }
 
-    /// A sequence has its next token, or none can be chosen.
+    /// Records the next token of a sequence, or the error that none can be chosen.
     fn book(&mut self, id: Id, choice: Choice, sink: &mut Sink<'_>) -> Result<()> {
         let (token, log_probabilities, ended) = match choice {
             Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
-            // The call went well: what the slot holds is right, if it is numbers.
+            // The call succeeded: the slot's contents are right, unless they are NaN.
             Choice::None(e) => {
                 let dirty = matches!(e, Error::Model { .. });
                 return self.over(id, End::Failed(e), dirty, sink);
@@ -436,7 +448,7 @@ impl<'j, M: Model> Inner<'j, M> {
         }
     }
 
-    /// A call that was for one sequence alone has failed.
+    /// Ends a sequence whose call for it alone has failed.
     fn fail(&mut self, id: Id, e: Error, sink: &mut Sink<'_>) -> Result<()> {
         if matches!(e, Error::Interrupted) {
             return Err(e);
@@ -452,7 +464,7 @@ impl<'j, M: Model> Inner<'j, M> {
         Ok(())
     }
 
-    /// Sends an event of a sequence; one without a receiver ends. Returns whether there is one.
+    /// Sends an event of a sequence; a sequence without a receiver ends. Returns whether there is a receiver.
     fn publish(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
         let heard = sink(id, event);
         if !heard {
@@ -461,7 +473,7 @@ impl<'j, M: Model> Inner<'j, M> {
         heard
     }
 
-    /// Ends a sequence; whether there was one.
+    /// Ends a sequence; returns whether there was one.
     fn end(&mut self, id: Id, why: &End, dirty: bool) -> bool {
         self.live.remove(&id);
         let was = self.core.end(id, dirty);
@@ -469,7 +481,7 @@ impl<'j, M: Model> Inner<'j, M> {
         was
     }
 
-    /// Ends those whose time is over.
+    /// Ends sequences whose time limit is over.
     fn expire(&mut self, sink: &mut Sink<'_>) {
         if self.live.values().all(|l| l.deadline.is_none()) {
             return;
@@ -490,10 +502,10 @@ enum Choice {
     Token {
         id: u32,
         log_probabilities: Option<LogProbabilities>,
-        /// Whether its sampler says that all is said.
+        /// Whether its sampler reports that the answer is complete.
         ended: bool,
     },
-    /// None can be.
+    /// No token can be chosen.
     None(Error),
 }
 

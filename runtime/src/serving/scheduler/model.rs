@@ -13,17 +13,18 @@ pub(super) trait Model {
     /// KV capabilities of its states.
     fn kv_capabilities(&self) -> KvCapabilities;
 
-    /// Brings a slot to the first `keep` tokens of what is in `from`, or in itself, and gives how many of these are there: fewer
-    /// where its states cannot go back so far.
+    /// Brings a slot to the first `keep` tokens of the contents of `from`, or of its own. Returns how many of
+    /// these it has: fewer if its states cannot go back so far.
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize>;
 
-    /// The furthest position of a slot up to `most` at which a sequence can go on: to which the slot goes back, and from which it is copied.
+    /// The largest position of a slot, up to `most`, that it can go back to, or that a sequence can be copied
+    /// from and continue at.
     fn resumes(&self, slot: u32, most: usize) -> usize;
 
-    /// Has a slot go back to where it is now, if its states need that and can.
+    /// Makes a snapshot of a slot's current position, if its states need one and allow it.
     fn snapshot(&mut self, slot: u32);
 
-    /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits after it, if they are wanted.
+    /// Appends a chunk of a prompt of `whole` tokens; `sink`, if any, gets the logits after it.
     fn prompt(
         &mut self,
         slot: u32,
@@ -34,15 +35,15 @@ pub(super) trait Model {
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()>;
 
-    /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row and the logits
-    /// after it, for several rows at once and in any order.
+    /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row
+    /// and the logits after it, for several rows at once and in any order.
     fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()>;
 
-    /// Tokens that [`Model::extend`] takes after the first one at most.
+    /// Maximum number of tokens that [`Model::extend`] takes after the first one.
     fn max_draft_tokens(&self) -> usize;
 
-    /// Appends several tokens to a sequence in one call, of which some may be taken back; `sink` gets the index and the logits of each, in
-    /// order.
+    /// Appends several tokens to a sequence in one call, some of which may be taken back. `sink` gets the
+    /// index and the logits of each, in order.
     fn extend(
         &mut self,
         slot: u32,
@@ -51,11 +52,11 @@ pub(super) trait Model {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()>;
 
-    /// Takes back what [`Model::extend`] has appended at `pos`, but for its first tokens, `ids`.
+    /// Takes back what [`Model::extend`] has appended at `pos`, except its first tokens, `ids`.
     fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()>;
 }
 
-/// An engine, and what decodes its tokens.
+/// An engine with its decoder.
 pub(super) struct Served<'e, 'p> {
     pub(super) engine: &'e mut Engine<'p>,
     pub(super) decoder: &'e mut Decoder,
@@ -63,17 +64,17 @@ pub(super) struct Served<'e, 'p> {
     pub(super) sharing: Option<Sharing>,
 }
 
-/// Sharing between sequences of a program, and the capabilities of its states. `reduced`: decoding leaves keys and values that
-/// fewer experts have computed.
+/// Sharing between sequences of a program, and the capabilities of its states. `reduced`: decoding leaves
+/// keys and values that fewer experts have computed.
 fn kv_capabilities(program: &Program, exact: bool, reduced: bool) -> KvCapabilities {
     let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
     let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
     let sharing = if !program.experts.policy.is_fixed() {
-        // Units round differently, and who computes an expert depends on what came before.
+        // Units round differently, and the unit of an expert depends on earlier steps.
         Sharing::None
     } else if exact || reduced || !program.sets.is_empty() {
-        // What a chunk's experts drop depends on who is in the chunk. Answers of fewer experts are approximations, which no other
-        // sequence goes on from: prompts are read with all experts.
+        // The tokens that a chunk's experts drop depend on the whole chunk. Answers with fewer experts are
+        // approximations, which no other sequence may continue: prompts are computed with all experts.
         Sharing::Chunks
     } else {
         Sharing::All
@@ -116,7 +117,7 @@ impl Model for Served<'_, '_> {
     }
 
     fn snapshot(&mut self, slot: u32) {
-        // One that cannot be made is never requested.
+        // A snapshot that cannot be made is never used.
         drop(self.engine.snapshot(slot));
     }
 
@@ -164,7 +165,8 @@ impl Model for Served<'_, '_> {
 
     fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()> {
         match self.engine.rewind(slot, pos + ids.len()) {
-            // What folds tokens goes back to where they begin, and takes in again those that count.
+            // States that fold tokens go back to the first of them, and the accepted ones are folded in
+            // again.
             Err(Error::State { .. }) => {
                 self.engine.rewind(slot, pos)?;
                 if ids.is_empty() { Ok(()) } else { self.engine.extend(slot, pos, ids, &mut |_, _| Ok(())) }

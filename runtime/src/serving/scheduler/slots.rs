@@ -1,7 +1,9 @@
-//! Choice of a sequence's slot, and the part of its prompt that is in one already: an index of what the slots hold.
+//! Index of the slots' contents: chooses a sequence's slot, and finds the part of its prompt that is already
+//! in a slot.
 //!
-//! A slot keeps its text when its sequence has left, until another sequence wants the slot: system prompts and the turns of a
-//! conversation are found again. Text is compared with all slots, which are few, token by token.
+//! A slot keeps its text when its sequence has ended, until another sequence takes the slot. So system
+//! prompts and earlier turns of a conversation are found again. Text is compared with all slots, which are
+//! few, token by token.
 
 use super::Id;
 
@@ -10,10 +12,10 @@ use super::Id;
 pub enum Sharing {
     /// Nothing.
     None,
-    /// Whole chunks that were computed as chunks of a prompt at these positions, so that all is to the bit what computing them
-    /// again gives.
+    /// Whole chunks that were computed as chunks of a prompt at these positions, so that the states are
+    /// bitwise equal to computing them again.
     Chunks,
-    /// All that is equal, tokens of answers among it. Decoding rounds otherwise than a prompt's chunks do.
+    /// All equal tokens, including those of answers. Decoding rounds differently from a prompt's chunks.
     All,
 }
 
@@ -25,24 +27,25 @@ pub(super) struct KvCapabilities {
     pub(super) chunk: usize,
     /// Long-RoPE threshold: only prompts on the same side of it share states.
     pub(super) long_rope_threshold: Option<usize>,
-    /// Whether a sequence can be copied from slot to slot.
+    /// Whether a sequence can be copied between slots.
     pub(super) fork: bool,
-    /// Whether a sequence goes back to snapshots alone.
+    /// Whether a sequence can only go back to snapshots.
     pub(super) snapshots: bool,
 }
 
-/// The furthest position of a slot up to another one at which a sequence can go on, as [`crate::Engine::resumes`] gives it.
+/// The furthest position of a slot up to another one at which a sequence can go on, as
+/// [`crate::Engine::resumes`] gives it.
 pub(super) type Resumes<'r> = dyn Fn(u32, usize) -> usize + 'r;
 
-/// Start of a sequence.
+/// Initial state of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotStart {
     pub(super) slot: u32,
     /// The slot whose sequence is copied first.
     pub(super) from: Option<u32>,
-    /// Tokens that are there already; at 0 the slot is emptied.
+    /// Number of tokens that it has already; at 0 the slot is emptied.
     pub(super) keep: usize,
-    /// Tokens that some slot holds and that may be shared: more than `keep` where there is no snapshot of them.
+    /// Number of shareable tokens that some slot holds: more than `keep` if there is no snapshot after them.
     pub(super) equal: usize,
 }
 
@@ -55,7 +58,7 @@ pub(super) struct Slot {
     pub(super) held: Vec<u32>,
     /// Whether they belong to a prompt beyond the long-RoPE threshold.
     pub(super) long_rope: bool,
-    /// Number of them, from the first on, that were computed in whole chunks of a prompt.
+    /// Number of tokens, from the first on, that were computed in whole chunks of a prompt.
     pub(super) chunk_aligned: usize,
     /// Time when it was last taken or left; 0: never.
     used: u64,
@@ -87,15 +90,15 @@ impl Slots {
         self.all.get_mut(slot.checked_sub(self.first)? as usize)
     }
 
-    /// Whether a prompt of so many tokens is beyond the long-RoPE threshold.
+    /// Whether a prompt of this many tokens is beyond the long-RoPE threshold.
     pub(super) fn is_long_rope(&self, tokens: usize) -> bool {
         self.capabilities.long_rope_threshold.is_some_and(|threshold| tokens > threshold)
     }
 
     /// Chooses a free slot for a prompt and gives it to `owner`; `None` where none is free.
     ///
-    /// The longest shared prefix counts. A slot that holds it and more is cut back only if a copy into the least recently used
-    /// free slot would lose more tokens than that.
+    /// The longest shared prefix counts. A slot that holds it and more is cut back only if a copy into the
+    /// least recently used free slot would lose more tokens than that.
     pub(super) fn take(&mut self, owner: Id, prompt: &[u32], resumes: &Resumes<'_>) -> Option<SlotStart> {
         let free = |i: &usize| self.all[*i].owner.is_none();
         let victim = (0..self.all.len()).filter(free).min_by_key(|&i| (self.all[i].used, i))?;
@@ -107,7 +110,7 @@ impl Slots {
             .into_iter()
             .map(|((keep, _), i)| (keep, i))
             .filter(|(keep, _)| *keep > 0)
-            // Of equal ones a free slot that loses least, and the first of these.
+            // Among equal ones, the first free slot that loses the fewest tokens.
             .min_by_key(|&(keep, i)| {
                 (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i)
             });
@@ -134,14 +137,15 @@ impl Slots {
         Some(SlotStart { slot: self.first + place.slot, ..place })
     }
 
-    /// Position where a prompt parts from what a slot holds, if a snapshot there would save the next prompt that parts there an eighth of a chunk.
+    /// Position where a prompt diverges from the contents of a slot, if a snapshot there would save the next
+    /// prompt that diverges there an eighth of a chunk.
     pub(super) fn parts(&self, place: SlotStart, kept: usize) -> Option<usize> {
         let saves = place.equal.saturating_sub(kept) >= (self.capabilities.chunk / 8).max(1);
         (self.capabilities.snapshots && self.capabilities.sharing == Sharing::All && saves)
             .then_some(place.equal)
     }
 
-    /// The slot becomes free; what it holds stays until it is taken.
+    /// Frees the slot; its contents stay until it is taken.
     pub(super) fn leave(&mut self, slot: u32) {
         self.clock += 1;
         let clock = self.clock;
@@ -151,7 +155,7 @@ impl Slots {
         }
     }
 
-    /// A slot holds nothing that can be relied on.
+    /// Records that a slot's contents are unreliable.
     pub(super) fn forget(&mut self, slot: u32) {
         if let Some(slot) = self.get_mut(slot) {
             slot.held.clear();
@@ -159,7 +163,8 @@ impl Slots {
         }
     }
 
-    /// Number of a prompt's tokens that a slot gives, and the number that may be shared. The last one is always computed, for its logits.
+    /// Number of a prompt's tokens that a slot provides, and the number that may be shared. The last token is
+    /// always computed, for its logits.
     fn shared(&self, i: usize, prompt: &[u32], resumes: &Resumes<'_>) -> (usize, usize) {
         let slot = &self.all[i];
         if slot.long_rope != self.is_long_rope(prompt.len()) {
@@ -184,7 +189,7 @@ impl Slots {
         (0, equal)
     }
 
-    /// Slots that hold text of sequences that have left.
+    /// Number of free slots that keep the text of ended sequences.
     pub(super) fn kept(&self) -> usize {
         self.all.iter().filter(|s| s.owner.is_none() && !s.held.is_empty()).count()
     }

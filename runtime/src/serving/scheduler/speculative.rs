@@ -1,8 +1,8 @@
-//! Several tokens of one sequence in a call: draft tokens from the text itself, verified by the model (`speculate.rs` says what is drafted,
-//! and which choices count).
+//! Several tokens of one sequence in a call: draft tokens from the text itself, verified by the model.
+//! `speculate.rs` defines the drafts, and which choices count.
 //!
-//! A sequence that decodes alone takes draft tokens; together with others it gets a token a step, as they do, since the rows of a step are
-//! taken then.
+//! A sequence that decodes alone takes draft tokens. Together with others it gets one token per step, since
+//! the rows of a step are then used by the others.
 
 use super::model::Model;
 use super::{Choice, Id, Inner, Sink, pick};
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::serving::speculate::{leads, prompt_lookup};
 
 impl<M: Model> Inner<'_, M> {
-    /// Decodes a sequence that runs alone, with draft tokens; `false` where there are none, or none of the choices counts, so
-    /// that its next token is to be decoded plainly.
+    /// Decodes a sequence that runs alone, with draft tokens; `false` if there are none, or if no choice
+    /// counts: its next token is then decoded plainly.
     pub(super) fn decode_speculatively(
         &mut self,
         row: (Id, u32, usize, u32),
@@ -20,9 +20,9 @@ impl<M: Model> Inner<'_, M> {
         let (id, slot, pos, last) = row;
         let Self { model, live, core, speculated: did, .. } = self;
         let Some(of) = live.get(&id).filter(|of| of.draft_tokens > 0) else { return Ok(false) };
-        // Of what is still to come, one token needs no draft.
+        // The last of the remaining tokens needs no draft.
         let most = of.draft_tokens.min(model.max_draft_tokens()).min(of.left.saturating_sub(1));
-        // Where a chunk ends there is to be a snapshot.
+        // At the end of a chunk there must be a snapshot.
         let left = core.chunk() - 1 - pos % core.chunk();
         let most = if model.kv_capabilities().snapshots { most.min(left) } else { most };
         let mut ids = vec![last];
@@ -51,11 +51,12 @@ impl<M: Model> Inner<'_, M> {
         });
         match called {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
-            // It may be a draft token's fault: the last token by itself shows whether it is the sequence's.
+            // A draft token may be the cause: decoding the last token alone shows whether the sequence fails.
             Err(_) => return Ok(false),
             Ok(()) => {}
         }
-        // The token after the last one that counts is computed by the next call, which replaces what is there.
+        // The token after the last one that counts is computed by the next call, which replaces what is
+        // there.
         if let Err(e) = model.take_back(slot, pos, &ids[..chosen.len()]) {
             return self.fail(id, e, sink).map(|()| true);
         }

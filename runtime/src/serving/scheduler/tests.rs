@@ -1,4 +1,5 @@
-//! Random arrivals, ends and cancellations over a toy model whose states remember what was computed where.
+//! Tests with random arrivals, ends and cancellations over a toy model. Its states record what was computed
+//! at each position.
 
 use super::slots::KvCapabilities;
 use super::*;
@@ -10,7 +11,7 @@ const CONTEXT: usize = 40;
 const CHUNK: usize = 4;
 const VOCAB: usize = 11;
 
-/// Contents of slots, and the calls.
+/// Toy model: contents of slots, and the calls.
 #[derive(Default)]
 struct Toy {
     slots: Vec<Vec<u32>>,
@@ -18,15 +19,15 @@ struct Toy {
     fork: bool,
     /// Positions that slots can go back to; `None`: any.
     snapshots: Option<Vec<Vec<usize>>>,
-    /// Snapshots that a slot keeps.
+    /// Maximum number of snapshots of a slot.
     room: usize,
     /// Slot and start of the last draft tokens.
     kept: Option<(u32, usize)>,
-    /// Tokens after which a prompt is another one: what it holds is `VOCAB` more than its tokens.
+    /// Number of tokens beyond which a prompt has other states: the contents are then larger by `VOCAB`.
     long_rope_threshold: Option<usize>,
     /// A token after which the model fails.
     poison: Option<u32>,
-    /// Tokens that were computed of each prompt call, and rows of each decode call.
+    /// Computed tokens of each prompt call, and rows of each decode call.
     calls: Vec<(usize, usize)>,
 }
 
@@ -36,12 +37,12 @@ fn logits(seq: &[u32]) -> Vec<f32> {
     (0..VOCAB).map(|v| ((sum * (v + 5) + v * v) % 97) as f32).collect()
 }
 
-/// Contents of a slot for a token of a sequence that is so long.
+/// Contents of a slot for a token of a sequence of this length.
 fn held(id: u32, length: usize, long_rope_threshold: Option<usize>) -> u32 {
     id + if long_rope_threshold.is_some_and(|threshold| length > threshold) { VOCAB as u32 } else { 0 }
 }
 
-/// Result of a run by itself.
+/// Result of the sequence alone.
 fn alone(prompt: &[u32], n: usize, end: u32, long_rope_threshold: Option<usize>) -> Vec<u32> {
     let mut seq: Vec<u32> = prompt.iter().map(|&id| held(id, prompt.len(), long_rope_threshold)).collect();
     let mut made = Vec::new();
@@ -66,7 +67,7 @@ impl Choose for Greedy {
 }
 
 impl Toy {
-    /// Appends a token to a sequence that is `length` tokens long with it, or will be with the rest of its prompt.
+    /// Appends a token to a sequence that has `length` tokens with it, or with the rest of its prompt.
     fn append(&mut self, slot: u32, pos: usize, id: u32, length: usize) -> Result<()> {
         if self.poison == Some(id) {
             return Err(Error::not_finite());
@@ -204,7 +205,8 @@ impl Model for Toy {
     }
 }
 
-/// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens the client drops the first.
+/// A request of a test: its arrival, its prompt, the number of sequences, their length, and the number of
+/// tokens after which the client drops the first.
 #[derive(Clone, Debug)]
 struct TestRequest {
     at: usize,
@@ -215,7 +217,7 @@ struct TestRequest {
 }
 
 fn request() -> impl Strategy<Value = TestRequest> {
-    // Prompts of few tokens, so that prefixes are often equal.
+    // Prompts of few different tokens, so that prefixes are often equal.
     let prompt = prop::collection::vec(0..3u32, 1..20);
     (0..60usize, prompt, 1..=SLOTS as usize, 1..12usize, prop::option::of(0..10usize))
         .prop_map(|(at, prompt, many, n, cancel)| TestRequest { at, prompt, many, n, cancel })
@@ -305,7 +307,7 @@ proptest! {
                 prop_assert!(found.end.is_some());
             }
         }
-        // Of prompts, no more than the budget or one chunk between two steps of decoding of those that run.
+        // Between two steps of decoding, prompts take no more than the budget or one chunk.
         let most = budget.max(CHUNK);
         let mut spent = 0;
         let first = s.model.calls.iter().position(|c| c.1 > 0).unwrap_or(usize::MAX);
@@ -345,7 +347,7 @@ fn equal_prefixes_are_computed_once() {
         while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
     }
     assert_eq!((s.counters.prompt_tokens, s.counters.shared_tokens), (11 + 1 + 1, 20));
-    // Turns of a conversation: the answer of the first one is not computed again, but for its last token.
+    // Turns of a conversation: the first answer is not computed again, except its last token.
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 99, 9);
     let mut chat = system.to_vec();
     for expected in [0, 13] {
@@ -356,7 +358,8 @@ fn equal_prefixes_are_computed_once() {
         chat.extend(alone(&chat, 4, 7, None));
         chat.push(2);
     }
-    // States that fold tokens go back to a snapshot: of a chunk, where a prompt has ended, where one has parted from another.
+    // States that fold tokens go back to a snapshot: of a chunk, of a prompt's end, or of a position where
+    // prompts diverge.
     let asked = |s: &mut Inner<'_, Toy>, prompt: &[u32]| {
         let before = s.counters;
         s.submit(job(prompt, 1, 4), SLOTS).unwrap();
@@ -381,7 +384,7 @@ fn equal_prefixes_are_computed_once() {
         let found = prompts.map(|prompt| asked(&mut s, &prompt));
         assert_eq!(found, expected);
     }
-    // Several after one prompt: once, whatever they share.
+    // Several sequences after one prompt compute it once, with any sharing.
     let mut s = scheduler(Toy { fork: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
     s.submit(job(&system, 3, 5), SLOTS).unwrap();
     while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
@@ -422,7 +425,7 @@ fn time_ends_a_sequence() {
     assert_eq!((end.as_deref(), s.core.slots().free()), (Some("Ended(Expired)"), 3));
 }
 
-/// All slots are taken; a sequence without time left waits for one, and ends only when it has got it.
+/// All slots are taken. A sequence without time left waits for one, and ends only when it has got it.
 #[test]
 fn time_without_a_slot_does_not_count() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);
@@ -447,8 +450,8 @@ fn time_without_a_slot_does_not_count() {
     assert!(said.iter().any(|(id, what)| *id == waits[0] && what.starts_with("Began")), "{said:?}");
 }
 
-/// One request wants all slots while a long sequence has one: it gets those that are free, one that comes later gets its own in turn,
-/// and the large one is whole in the end.
+/// One request needs all slots while a long sequence has one. It gets those that are free; a later request
+/// gets its own in turn; and the large one completes in the end.
 #[test]
 fn a_request_of_many_sequences_holds_up_nobody() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);

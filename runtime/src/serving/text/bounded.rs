@@ -1,8 +1,9 @@
-//! Bounds of a tokenizer that came with a model: how much longer its rules make a text, and how long its regular expressions take.
+//! Bounds for the tokenizer of a model: for the growth of a text by its rules, and for the time of its
+//! regular expressions.
 //!
-//! Rules that replace text by longer text multiply its length, one after another. What the rules of a file can do is checked when it is
-//! read; what a rule does to a text is checked before it runs. Time is checked between the matches of a regular expression, each of
-//! which the expression's own limit of backtracking ends.
+//! Rules that replace text by longer text multiply its length, one after another. The rules of a file are
+//! checked when it is read; the growth of a text is checked before a rule runs. Time is checked between the
+//! matches of a regular expression, each of which the expression's own limit of backtracking ends.
 
 use super::charsmap;
 use serde::Deserialize;
@@ -27,21 +28,22 @@ pub(super) type Bounded =
 
 /// Maximum growth of a text. Compatibility forms of Unicode make one character up to 11 times as long.
 const GROWTH: usize = 64;
-/// Bytes that a text may grow by in any case.
+/// Bytes by which a text may always grow.
 const ADDED: usize = 64 << 10;
 /// Maximum length of a text that has grown, in bytes.
 const LONGEST: usize = 256 << 20;
 /// Maximum number of rules of a kind.
 const RULES: usize = 256;
-/// Maximum number of pre-tokenizers that write a text anew (`ByteLevel`, `Metaspace`), each up to 8 times as long.
+/// Maximum number of pre-tokenizers that rewrite a text (`ByteLevel`, `Metaspace`), each to up to 8 times its
+/// length.
 const REWRITES: usize = 2;
-/// Time for the regular expressions of one text: a limit against hanging, and no measure.
+/// Time limit for the regular expressions of one text, against hanging.
 const TIME: Duration = Duration::from_mins(1);
 
 thread_local! {
-    /// Time when the regular expressions of this thread's text have to end.
+    /// Deadline of the regular expressions for this thread's text.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Refusal of a normalizer: the crate drops its errors, or takes them for impossible.
+    /// Error of a normalizer; needed since the crate drops its errors, or assumes that there are none.
     static REFUSED: Cell<Option<String>> = const { Cell::new(None) };
 }
 
@@ -54,7 +56,7 @@ pub(super) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     REFUSED.take().map_or(done, |why| Err(why.into()))
 }
 
-/// Fails where a text has become too long.
+/// Fails if a text has become too long.
 fn check(text: usize, length: usize) -> Result<()> {
     if length > text.saturating_mul(GROWTH).saturating_add(ADDED).min(LONGEST) {
         return Err(format!("its rules can make a text of {text} bytes {length} bytes long").into());
@@ -62,7 +64,7 @@ fn check(text: usize, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// Fails where the rules of a file multiply the length of texts. `growths`: how many times as long each makes a text.
+/// Fails if the rules of a file multiply the length of texts too much. `growths`: factor of each rule.
 fn check_file(what: &str, growths: &[usize]) -> Result<(), String> {
     let all = growths.iter().fold(1usize, |all, &growth| all.saturating_mul(growth));
     if all > GROWTH {
@@ -74,7 +76,7 @@ fn check_file(what: &str, growths: &[usize]) -> Result<(), String> {
     Ok(())
 }
 
-/// Matches of a regular expression, within the time.
+/// Matches of a regular expression, within the time limit.
 struct Timed<'a>(&'a SysRegex);
 
 impl Pattern for Timed<'_> {
@@ -106,9 +108,9 @@ impl Pattern for Timed<'_> {
 #[derive(Debug)]
 struct Replacement {
     regex: SysRegex,
-    /// Length of the text that is replaced; of a regular expression, none.
+    /// Length of the text that is replaced; `None` for a regular expression.
     literal: Option<usize>,
-    /// Whether what matches may be empty.
+    /// Whether a match may be empty.
     empty: bool,
     content: String,
 }
@@ -117,7 +119,7 @@ impl Replacement {
     fn new(rule: &Replace) -> Result<Self, String> {
         /// Characters with a meaning in regular expressions.
         const META: &str = r"\.+*?()|[]{}^$#&-~";
-        // The pattern is private.
+        // The pattern is private in the crate.
         let json = serde_json::to_value(rule).map_err(|e| e.to_string())?;
         let text = json["pattern"]["String"].as_str();
         let pattern = match (text, json["pattern"]["Regex"].as_str()) {
@@ -138,7 +140,7 @@ impl Replacement {
         })
     }
 
-    /// Length of what becomes of a text of this length, at most.
+    /// Maximum length of the result for a text of this length.
     fn length(&self, text: usize) -> usize {
         let content = self.content.len();
         match self.literal {
@@ -149,7 +151,7 @@ impl Replacement {
         }
     }
 
-    /// Factor by which a text becomes longer, at most, if what matches is not empty or the rule says that it may be.
+    /// Maximum factor by which a text becomes longer, if no match is empty or the rule allows empty matches.
     fn growth(&self) -> usize {
         let content = self.content.len();
         match self.literal {
@@ -178,7 +180,7 @@ pub(super) struct Normalizers {
 #[derive(Debug)]
 enum Normal {
     Replace(Replacement),
-    /// Any other, and how many times as long it makes a text, and how many bytes longer.
+    /// Any other normalizer, with the factor and the number of bytes by which it lengthens a text.
     Other(NormalizerWrapper, usize, usize),
 }
 
@@ -216,7 +218,8 @@ impl Normal {
         }
     }
 
-    /// Factor by which a text becomes longer by the file's own rules; those of Unicode are bounded by themselves.
+    /// Factor by which a text becomes longer by the file's own rules; those of Unicode are bounded by
+    /// definition.
     fn growth(&self) -> usize {
         match self {
             Self::Replace(rule) => rule.growth(),
@@ -236,7 +239,8 @@ impl TryFrom<NormalizerWrapper> for Normalizers {
     }
 }
 
-/// Fails where a rule put text before the first character: the crate's rules for whole texts then index past the end.
+/// Fails if a rule has put text before the first character: the crate's rules for whole texts then index past
+/// the end.
 fn covered(normalized: &NormalizedString) -> Result<()> {
     let all = 0..normalized.len();
     if all.is_empty() || normalized.convert_offsets(Range::Original(..)) == Some(all) {
@@ -346,14 +350,14 @@ impl Decode {
         Ok(())
     }
 
-    /// Length of what becomes of tokens, at most.
+    /// Maximum length of the result for tokens.
     fn length(&self, tokens: &[String]) -> usize {
         match self {
             Self::Replace(rule) => {
                 tokens.iter().fold(0usize, |all, token| all.saturating_add(rule.length(token.len())))
             }
             Self::Strip(_) => total(tokens),
-            // Bytes of no character become three each, and a token gets a space.
+            // Invalid bytes become three bytes each, and a token gets a space.
             Self::Other(_) => total(tokens).saturating_mul(3).saturating_add(2 * tokens.len()),
         }
     }
@@ -381,7 +385,7 @@ impl Decoder for Decoders {
     fn decode_chain(&self, mut tokens: Vec<String>) -> Result<Vec<String>> {
         let text = total(&tokens);
         for step in &self.0 {
-            // Some decoders take it that there is a token.
+            // Some decoders assume that there is a token.
             if tokens.is_empty() {
                 break;
             }
@@ -402,7 +406,8 @@ fn total(tokens: &[String]) -> usize {
     tokens.iter().map(String::len).sum()
 }
 
-/// A token without a character at its ends. The crate's own indexes before the beginning of a short token.
+/// A token without a character at its ends. The crate's own version indexes before the start of a short
+/// token.
 fn stripped(token: &str, strip: &Strip) -> String {
     let is = |c: &char| *c == strip.content;
     let before = token.chars().take(strip.start).take_while(is).count();

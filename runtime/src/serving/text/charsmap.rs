@@ -1,9 +1,10 @@
-//! SentencePiece's table of characters in a tokenizer (`precompiled_charsmap`), checked before the crate `tokenizers` reads it: the crate
-//! takes memory for the lengths that the table names, and indexes by what it holds.
+//! Check of SentencePiece's table of characters in a tokenizer (`precompiled_charsmap`), before the crate
+//! `tokenizers` reads it. The crate allocates by the lengths in the table, and indexes by its contents.
 //!
-//! The table is base64 of the length of a trie in bytes (u32), the trie (u32 each, a double array as *darts-clone* writes it), and
-//! replacements in UTF-8 that zeros end. A search begins at unit 0; a byte leads from position `p` to unit `p ^ byte`, whose label must be
-//! that byte, and from there to its position `p ^ byte ^ offset`, where the value of a leaf is the place of a replacement.
+//! The table is base64 of three parts: the length of a trie in bytes (u32), the trie (u32 units, a double
+//! array as in *darts-clone*), and zero-terminated replacements in UTF-8. A search begins at unit 0. A byte
+//! leads from position `p` to unit `p ^ byte`, whose label must be that byte, and from there to position
+//! `p ^ byte ^ offset`. The value of a leaf is the offset of a replacement.
 
 use super::template;
 use serde::Deserialize;
@@ -12,15 +13,15 @@ use tokenizers::NormalizerWrapper;
 
 /// Longest replacement; the longest published one has 33 bytes.
 const LONGEST: usize = 64;
-/// The key of a table.
+/// Key of the table in JSON.
 const KEY: &str = "precompiled_charsmap";
 
 /// Checks the rules of a `tokenizer.json`, and the tables and templates in them.
 ///
 /// # Errors
-/// What is not JSON; why a table or a template cannot be used.
+/// Invalid JSON; the reason that a table or a template cannot be used.
 pub(super) fn check(json: &[u8]) -> Result<(), String> {
-    /// Rules of a tokenizer; `tokenizers` panics where one of them is not JSON.
+    /// Rules of a tokenizer; `tokenizers` panics if one of them is not JSON.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Rules {
@@ -56,12 +57,12 @@ pub(super) fn longest(precompiled: &NormalizerWrapper) -> Result<usize, String> 
     check_value(&json[KEY])
 }
 
-/// As [`check_table`], of a value in JSON.
+/// As [`check_table`], for a JSON value.
 fn check_value(table: &Value) -> Result<usize, String> {
     check_table(&from_base64(table.as_str().unwrap_or_default()))
 }
 
-/// Bytes of base64; what is not a digit is left out.
+/// Decodes base64; characters that are not digits are skipped.
 fn from_base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = Vec::with_capacity(text.len() / 4 * 3);
@@ -78,7 +79,8 @@ fn from_base64(text: &str) -> Vec<u8> {
     out
 }
 
-/// Checks a table: whatever text is looked up in it, every unit and every replacement is there. Returns the bytes of the longest one.
+/// Checks a table: for any text, every unit and every replacement of a lookup exists. Returns the bytes of
+/// the longest replacement.
 fn check_table(table: &[u8]) -> Result<usize, String> {
     let damaged = |what: &str| format!("its table of characters is damaged: {what}");
     let (size, rest) = table.split_first_chunk().ok_or_else(|| damaged("it has no length"))?;
@@ -120,11 +122,11 @@ fn check_table(table: &[u8]) -> Result<usize, String> {
     Ok(longest.max(1))
 }
 
-/// Bits of a unit: its label, and the bit that no label has.
+/// Bits of a unit's label, and the bit that no label has.
 const LABEL: u32 = 1 << 31 | 0xff;
-/// The bit of a unit that a word may end at.
+/// Bit of a unit at which a word may end.
 const HAS_LEAF: u32 = 1 << 8;
-/// Bits of a leaf.
+/// Bits of a leaf's value.
 const VALUE: u32 = (1 << 31) - 1;
 
 /// Distance of a unit's position.
@@ -138,7 +140,7 @@ mod tests {
     use crate::Text;
     use proptest::prelude::*;
 
-    /// A table that makes `b` of `a`.
+    /// A table that replaces `a` by `b`.
     fn table() -> Vec<u8> {
         let mut units = [0_u32; 256];
         units[0x61] = 0xe1 << 10 | HAS_LEAF | 0x61;
@@ -198,7 +200,7 @@ mod tests {
         for (table, why) in [
             (vec![0, 4, 0], "no length"),
             (table()[..900].to_vec(), "shorter than its trie"),
-            // Gigabytes, by its length.
+            // A length of gigabytes.
             ([vec![0xff; 4], table()[4..].to_vec()].concat(), "shorter than its trie"),
             (change(0, u32::MAX), "leads out of itself"),
             (change(0x61, 0x1000 << 10 | 0x61), "leads out of itself"),

@@ -1,17 +1,18 @@
-//! Text to ids. What holds more tokens than a prompt may have is refused before it is encoded whole: encoding takes hundreds of times
-//! the bytes of a text.
+//! Encoding of text to ids. A text with more tokens than a prompt may have is refused before it is fully
+//! encoded: encoding takes hundreds of times the bytes of a text.
 
 use super::bounded::timed;
 use super::{Limit, Text};
 use crate::error::{Error, Result};
 
-/// Bytes for each token of the limit up to which a text is encoded without being counted before.
+/// Bytes per token of the limit up to which a text is encoded without counting its tokens first.
 const UNCOUNTED: usize = 4;
-/// Bytes of a piece, when tokens are counted.
+/// Bytes of a piece, for counting tokens.
 const PIECE: usize = 16 << 10;
-/// Times the limit that the tokens of all pieces must exceed: a text cut into pieces has other tokens at the cuts.
+/// Multiple of the limit that the tokens of all pieces must exceed: a text cut into pieces has other tokens
+/// at the cuts.
 const MARGIN: usize = 2;
-/// Bytes that a normalizer makes one of at most: compatibility forms (NFKC) write four as one.
+/// Maximum number of bytes that a normalizer makes one: compatibility forms (NFKC) turn four into one.
 const SHRINK: usize = 4;
 
 impl Limit {
@@ -21,8 +22,8 @@ impl Limit {
 }
 
 impl Text {
-    /// With a limit for [`Text::encode`] and its like: a text that surely has more tokens is refused before it is encoded. One of a few
-    /// more may pass. `vocab`: ids that the model has.
+    /// Sets a limit for [`Text::encode`] and similar methods: a text that certainly has more tokens is
+    /// refused before it is encoded. One with slightly more may pass. `vocab`: number of ids of the model.
     #[must_use]
     pub fn at_most(mut self, tokens: usize, vocab: u32) -> Self {
         let bytes = |id| self.tokenizer.id_to_token(id).map_or(0, |token| token.len());
@@ -35,7 +36,7 @@ impl Text {
     /// Ids of a text.
     ///
     /// # Errors
-    /// [`Error::Internal`]; [`Error::Limit`] where it is refused for [`Text::at_most`].
+    /// [`Error::Internal`]; [`Error::Limit`] if [`Text::at_most`] refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.ids(text, true)?;
         let bos = self.bos.filter(|bos| ids.first() != Some(bos));
@@ -50,7 +51,8 @@ impl Text {
         self.ids(text, false)
     }
 
-    /// Ids of the parts of a text, each encoded by itself as [`Text::encode_plain`] does. The limit is for all of them.
+    /// Ids of the parts of a text, each encoded by itself as [`Text::encode_plain`] does. The limit is for
+    /// all of them together.
     ///
     /// # Errors
     /// As [`Text::encode`].
@@ -73,7 +75,8 @@ impl Text {
         Ok(encoding.map_err(Error::tokenizer)?.get_ids().to_vec())
     }
 
-    /// Refuses a text that surely has more tokens than the limit: by its bytes, else by the tokens of its pieces.
+    /// Fails if a text certainly has more tokens than the limit: by its bytes, else by the tokens of its
+    /// pieces.
     fn check(&self, text: &str, limit: Limit) -> Result<()> {
         if text.len() <= limit.tokens.saturating_mul(UNCOUNTED) {
             return Ok(());

@@ -1,5 +1,6 @@
-//! Templates of a tokenizer (`TemplateProcessing`), checked before the crate `tokenizers` reads them: the crate panics where a template
-//! names what is not there, and copies the text as often as configured to.
+//! Check of a tokenizer's templates (`TemplateProcessing`), before the crate `tokenizers` reads them. The
+//! crate panics if a template refers to something that does not exist, and copies the text as often as the
+//! template says.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +10,7 @@ const PIECES: usize = 256;
 /// Checks all templates in the rules of `post_processor`.
 ///
 /// # Errors
-/// Why a template cannot be used.
+/// The reason that a template cannot be used.
 pub(super) fn check(rules: &Value) -> Result<(), String> {
     let mut left = vec![rules];
     while let Some(value) = left.pop() {
@@ -25,7 +26,8 @@ pub(super) fn check(rules: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the template for one text (`single`) of a rule that has one. The crate looks at the keys of a rule, not at its `type`.
+/// Checks the template for one text (`single`) of a rule that has one. The crate looks at the keys of a rule,
+/// not at its `type`.
 fn check_template(rule: &Map<String, Value>) -> Result<(), String> {
     let Some(Value::Array(pieces)) = rule.get("single") else { return Ok(()) };
     if pieces.len() > PIECES {

@@ -1,7 +1,8 @@
 //! Load progress: threads wait here for weights that are still being read.
 //!
-//! Pieces are read in an order of their own. What is there is a number, how many of them from the front; what a segment
-//! needs is one, too. So a step checks with one load, and once all are there an engine does not check at all.
+//! Pieces are read in a fixed order. Progress is the number of loaded pieces from the front; a segment needs
+//! such a number, too. So a step checks with one atomic load, and once all pieces are loaded an engine does
+//! not check at all.
 
 use crate::error::{Error, Result};
 use crate::offload::disk::ReadError;
@@ -11,12 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reason that weights do not come. All waiting threads get it.
+/// Reason that weights cannot be loaded. All waiting threads get it.
 #[derive(Clone, Debug)]
 pub(super) enum Why {
     /// A piece cannot be read.
     Read(ReadError),
-    /// A file is not what the build wrote.
+    /// A file is not the one that the build wrote.
     Changed {
         /// The file.
         path: PathBuf,
@@ -42,7 +43,7 @@ impl Why {
 /// Progress of loading the weights.
 #[derive(Debug)]
 pub struct LoadProgress {
-    /// Pieces from the front of the order that may be used.
+    /// Number of pieces from the front of the order that may be used.
     there: AtomicUsize,
     order: Vec<u32>,
     needs: Vec<usize>,
@@ -55,7 +56,7 @@ pub struct LoadProgress {
 struct State {
     /// By piece: whether it was read.
     read: Vec<bool>,
-    /// By piece: whether it may be used once it was read: not before its file is known to be the right one.
+    /// By piece: whether its file is verified or needs no check. Only then it may be used.
     proven: Vec<bool>,
     why: Option<Why>,
     stop: bool,
@@ -63,8 +64,9 @@ struct State {
 }
 
 impl LoadProgress {
-    /// Nothing is there yet. `pieces` counts all, `order` those that come, `needs` says by segment how many of these, and
-    /// `unproven` which of all may not be used before [`LoadProgress::prove`].
+    /// Progress without any loaded piece. `pieces` is the number of all pieces; `order` lists those to load.
+    /// `needs` has the number of these by segment. `unproven` pieces may not be used before
+    /// [`LoadProgress::prove`].
     pub(super) fn new(
         pieces: usize,
         order: Vec<u32>,
@@ -82,21 +84,21 @@ impl LoadProgress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of pieces that must be there before a segment is read, for [`LoadProgress::wait`].
+    /// Number of pieces that must be loaded before a segment is read, for [`LoadProgress::wait`].
     pub fn needs(&self, segment: u32) -> usize {
         self.needs.get(segment as usize).copied().unwrap_or(0)
     }
 
-    /// Whether all are there.
+    /// Whether all pieces are loaded.
     pub fn is_complete(&self) -> bool {
         self.there.load(Ordering::Acquire) >= self.order.len()
     }
 
-    /// Waits until so many pieces are there. What was read into them is then visible to the caller.
+    /// Waits until `pieces` pieces are loaded. Their content is then visible to the caller.
     ///
     /// # Errors
-    /// One of them does not come: [`Error::Read`] where it cannot be read, [`Error::BadFile`] where its file is another one.
-    /// A thread that waits for as many from then on gets the same.
+    /// A piece cannot be loaded: [`Error::Read`] if it cannot be read, [`Error::BadFile`] if its file is
+    /// another one. Later calls for as many pieces return the same error.
     pub fn wait(&self, pieces: usize) -> Result<()> {
         // Acquire: pairs with the store in `advance`.
         if self.there.load(Ordering::Acquire) >= pieces {
@@ -112,7 +114,7 @@ impl LoadProgress {
         Ok(())
     }
 
-    /// Waits until all pieces are there.
+    /// Waits until all pieces are loaded.
     ///
     /// # Errors
     /// As [`LoadProgress::wait`].
@@ -120,7 +122,7 @@ impl LoadProgress {
         self.wait(self.order.len())
     }
 
-    /// Whether all that is read so far could be read.
+    /// Checks that no read has failed so far.
     ///
     /// # Errors
     /// As [`LoadProgress::wait`], without waiting.
@@ -128,31 +130,32 @@ impl LoadProgress {
         self.lock().why.as_ref().map_or(Ok(()), |why| Err(why.error()))
     }
 
-    /// From the start until the last piece was there; none before.
+    /// Time from the start until the last piece was loaded; `None` before that.
     pub fn took(&self) -> Option<Duration> {
         self.lock().took
     }
 
-    /// In which order pieces are to be read.
+    /// Order in which pieces are read.
     pub(super) fn order(&self) -> &[u32] {
         &self.order
     }
 
-    /// A piece was read.
+    /// Records that a piece was read.
     pub(super) fn read(&self, piece: usize) {
         let mut state = self.lock();
         state.read[piece] = true;
         self.advance(state);
     }
 
-    /// Pieces are those that the build wrote.
+    /// Records that pieces are those that the build wrote.
     pub(super) fn prove(&self, pieces: impl Iterator<Item = usize>) {
         let mut state = self.lock();
         pieces.for_each(|piece| state.proven[piece] = true);
         self.advance(state);
     }
 
-    /// Lets through what is there. Nothing more once something has failed, so that all threads of a call are given the same.
+    /// Publishes the loaded pieces. Nothing is published after a failure, so that all threads of a call see
+    /// the same.
     fn advance(&self, mut state: MutexGuard<'_, State>) {
         if state.why.is_none() {
             let first = self.there.load(Ordering::Relaxed);
@@ -161,20 +164,20 @@ impl LoadProgress {
             if there == self.order.len() && state.took.is_none() {
                 state.took = Some(self.start.elapsed());
             }
-            // Release: who sees the number sees the bytes, which were read before.
+            // Release: a thread that sees the number sees the bytes, which were read before.
             self.there.store(there, Ordering::Release);
         }
         drop(state);
         self.news.notify_all();
     }
 
-    /// Nothing more comes. The first reason counts.
+    /// Ends the loading with a failure. Only the first reason counts.
     pub(super) fn fail(&self, why: Why) {
         self.lock().why.get_or_insert(why);
         self.news.notify_all();
     }
 
-    /// Waits until a piece was read. False if it will not be, or is no longer needed.
+    /// Waits until a piece was read. False if it will not be read, or is no longer needed.
     pub(super) fn was_read(&self, piece: usize) -> bool {
         let mut state = self.lock();
         while !state.read[piece] {
@@ -186,13 +189,13 @@ impl LoadProgress {
         !state.stop
     }
 
-    /// No more pieces are needed.
+    /// Ends the loading: no more pieces are needed.
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.news.notify_all();
     }
 
-    /// Whether to go on reading.
+    /// Whether to continue reading.
     pub(super) fn is_wanted(&self) -> bool {
         let state = self.lock();
         !state.stop && state.why.is_none()

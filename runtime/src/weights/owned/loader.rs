@@ -1,4 +1,4 @@
-//! The threads that read weights: some have memory backed and request reads, one takes SHA-256.
+//! Threads that load weights: some populate memory and request reads, one computes SHA-256.
 
 use super::load_progress::{LoadProgress, Why};
 use super::order::{PIECE, Piece, Pieces};
@@ -16,22 +16,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Pieces on their way at once: as much as the reader has in flight, and as much again after it.
+/// Most requested pieces at a time: as many as the reader has in flight, and as many again in its queue.
 const AHEAD: usize = 8;
 
-/// Time that a thread waits for reads before it looks whether it is to end.
+/// Time that a thread waits for reads before it checks whether to end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Most threads that have memory backed. The kernel clears every page first: one core does that slower than a good drive
-/// reads, and much slower where a machine is virtual and its host has to find the memory.
+/// Most threads that populate memory. The kernel clears every page first. One core does that slower than a
+/// good drive reads, and much slower on a virtual machine whose host must provide the memory.
 const TOUCHING: usize = 4;
 
-/// Threads that read.
+/// Number of threads that read.
 fn threads() -> usize {
     cpu::cores().min(TOUCHING)
 }
 
-/// The threads. Dropping it ends them: reads in flight are waited for, a second at most.
+/// The threads. Dropping it ends them: it waits for reads in flight, at most a second.
 #[derive(Debug)]
 pub(super) struct Loader {
     progress: Arc<LoadProgress>,
@@ -78,7 +78,7 @@ impl Drop for Loader {
     }
 }
 
-/// Notifies waiting threads that nothing more comes, however a thread ends.
+/// Notifies waiting threads that no more pieces come, even if the thread panics.
 struct NotifyOnDrop<'a>(&'a LoadProgress);
 
 impl Drop for NotifyOnDrop<'_> {
@@ -93,30 +93,30 @@ pub(super) struct Reading {
     /// Its extents are numbered as [`extent`] does.
     disk: ThreadedDisk,
     pieces: Arc<Pieces>,
-    /// By piece, the right to fill its memory.
+    /// By piece, the buffer to fill; taken when it is requested.
     buffers: Mutex<Vec<Option<Buffer>>>,
-    /// By file of the program, for those that are read.
+    /// By file of the program, if it is read.
     caches: Vec<Option<PageCache>>,
     /// By piece: whether its bytes were not in the page cache.
     passing: Vec<AtomicBool>,
-    /// Pieces of the order that were requested.
+    /// Number of pieces of the order that were requested.
     requested: AtomicUsize,
-    /// Those of them that are on their way or were not yet looked at.
+    /// Number of these that are in flight or not handled yet.
     flying: AtomicUsize,
-    /// Pieces of the order that are not there yet.
+    /// Number of pieces of the order that are not loaded yet.
     left: AtomicUsize,
-    /// Threads that still read.
+    /// Number of threads that still read.
     last: AtomicUsize,
 }
 
-/// The extent of a piece that passes by the page cache, or the one that does not.
+/// Extent of a piece: read past the page cache, or through it (`cached`).
 pub(super) fn extent(piece: usize, cached: bool) -> u32 {
-    // There are fewer than half as many pieces as numbers.
+    // There are fewer pieces than half the range of `u32`.
     u32::try_from(piece).map_or(u32::MAX, |piece| piece.saturating_mul(2) | u32::from(cached))
 }
 
 impl Reading {
-    /// `buffers`: by piece. `caches`: by file of the program, for those that are read.
+    /// State for a load. `buffers`: by piece. `caches`: by file of the program, if it is read.
     pub(super) fn new(
         progress: Arc<LoadProgress>,
         disk: ThreadedDisk,
@@ -142,7 +142,8 @@ impl Reading {
         }
     }
 
-    /// Requests pieces as long as few are on their way, and else sees to what has come. Every thread does both.
+    /// Requests pieces while few are in flight, and otherwise handles those that were read. Every thread does
+    /// both.
     fn run(&self) {
         let guard = NotifyOnDrop(&self.progress);
         while self.left.load(Relaxed) > 0 && self.progress.is_wanted() {
@@ -177,8 +178,8 @@ impl Reading {
         }
     }
 
-    /// Fetches the pieces that were read past the page cache into it, for the next start, while memory is free. The thread runs only on
-    /// idle cores.
+    /// Loads the pieces that were read past the page cache into it, for the next start, while memory is free.
+    /// The thread runs only on idle cores.
     fn leave_in_cache(&self) {
         cpu::only_when_idle();
         for (Piece { file, offset, bytes }, passing) in self.pieces.all.iter().zip(&self.passing) {
@@ -194,7 +195,8 @@ impl Reading {
         }
     }
 
-    /// Has the memory of a piece backed, and requests its bytes: copies of what the page cache has, reads past it of all else.
+    /// Populates the memory of a piece, and requests its bytes: through the page cache if it has them, else
+    /// past it.
     fn request(&self, piece: usize) -> Result<(), Why> {
         let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else { return Err(Why::Ended) };
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +217,7 @@ impl Reading {
         self.caches.get(file as usize)?.as_ref()
     }
 
-    /// Lets go of a piece that the file system had to read through the page cache, so that it stays there no longer than it must.
+    /// Drops a piece from the page cache, if the file system had to read it through there.
     fn let_go(&self, piece: usize) {
         if let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece)
             && self.passing[piece].load(Relaxed)
@@ -237,7 +239,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Sums its pieces up as they come. False if that is not to go on.
+    /// Hashes its pieces as they are read. False if the file is wrong or loading has ended.
     fn check(&self, progress: &LoadProgress) -> bool {
         let (mut hash, pieces) = (Sha256::new(), self.pieces.of_file(self.file));
         for piece in pieces.clone() {
@@ -248,8 +250,8 @@ impl Whole {
                 return false;
             };
             let at = self.memory.base().plus(piece * pitch).ptr();
-            // SAFETY: a piece has its place of `PIECE` bytes in the memory, which is held here; it was read, and nothing
-            // writes there any more.
+            // SAFETY: a piece has its place of `PIECE` bytes in the memory, which is held here. It was read,
+            // and nothing writes there any more.
             hash.update(unsafe { std::slice::from_raw_parts(at, bytes) });
         }
         let found: [u8; 32] = hash.finalize().into();

@@ -1,13 +1,14 @@
-//! Weights in memory of our own: anonymous huge pages, filled past the page cache while the first prompt runs.
+//! Weights in memory of our own: anonymous huge pages, filled by direct I/O while the first prompt runs.
 //!
-//! Where pages of a file lie is the page cache's affair: on a machine whose memory was full when the file came in they are
-//! scattered, 4 KiB each, and decoding, which does nothing but read them, runs at a third of the speed. Memory of our own is
-//! requested in huge pages, touched a piece at a time just before reads fill it, and never moves.
+//! The page cache decides where pages of a file are. If memory was full when the file was read, they are
+//! scattered pages of 4 KiB. Decoding, which mostly reads weights, then runs at a third of the speed. Memory
+//! of our own is requested in huge pages, touched piece by piece just before reads fill it, and never moves.
 //!
-//! * `order`: the pieces that files are cut into, and their order: as the steps of a prompt use them.
-//! * `loader`: the threads that read pieces and, where files are checked, take their SHA-256 on the way.
-//! * `load_progress`: what is there, and who waits for the rest. A step waits for the pieces of its own segments.
-//! * `page_cache`: what need not be read, since the page cache has it.
+//! * `order`: the pieces of files, in the order in which the steps of a prompt use them.
+//! * `loader`: the threads that read pieces and, if files are checked, compute their SHA-256.
+//! * `load_progress`: the loaded pieces, and the threads that wait for more. A step waits for the pieces of
+//!   its own segments.
+//! * `page_cache`: the parts of files that the page cache has.
 //! * `moving`: weights that are mapped until memory of our own is filled.
 
 mod load_progress;
@@ -36,11 +37,12 @@ use std::sync::Arc;
 pub use load_progress::LoadProgress;
 pub use moving::MovingStore;
 
-/// Weight files in memory of our own, read in the background from when the store is opened.
+/// Weight files in memory of our own, read in the background once the store is opened.
 ///
-/// Once a file was read it may be changed, cut or removed; before, that ends the calls that wait for it in an error.
+/// After a file was read it may be changed, truncated or removed. Before, this is an error for the calls that
+/// wait for it.
 pub struct OwnedStore {
-    // Declared first: its threads end before the memory goes.
+    // Declared first: its threads end before the memory is freed.
     _loader: Loader,
     progress: Arc<LoadProgress>,
     memory: Arc<Buffers>,
@@ -51,36 +53,37 @@ pub struct OwnedStore {
 /// Options of reads.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
-    /// Of the disk.
+    /// Options of the disk reader.
     pub disk: disk::Options,
-    /// Put before the reader, for tests.
+    /// Wrapper of the reader, for tests.
     pub wrap: Option<Wrap>,
 }
 
 impl How {
-    /// As the environment says: `MOEC_DISK_READER` names the reader.
+    /// Options of the environment: `MOEC_DISK_READER` names the reader.
     ///
     /// # Errors
-    /// A reader that is not known.
+    /// An unknown reader.
     pub fn from_env() -> Result<Self> {
         let disk = paging::usual_disk()?;
-        // Memory that is registered would be there all at once, and before the first read.
+        // Registered memory would be populated at once, before the first read.
         Ok(Self { disk: disk::Options { register: false, verify_reads: false, ..disk }, wrap: None })
     }
 }
 
 impl OwnedStore {
-    /// Checks the sizes of all files, takes memory for those that hold segments, and begins to read them. What `check` says of
-    /// their content is checked as they are read: segments of a file that is another one are never let through.
+    /// Checks the sizes of all files, allocates memory for those with segments, and begins to read them.
+    /// Their content is checked, as far as `check` says, while they are read: segments of a wrong file are
+    /// never used.
     ///
     /// # Errors
-    /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
-    /// file; memory or threads refused.
+    /// A file that is missing or has another size; a file without segments that has other content; a segment
+    /// outside of its file; memory or threads refused.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
     }
 
-    /// As [`OwnedStore::open`], of files that are open.
+    /// As [`OwnedStore::open`], for open files.
     ///
     /// # Errors
     /// As [`OwnedStore::open`].
@@ -100,7 +103,7 @@ impl OwnedStore {
         let addresses = Addresses::new(program, &|_| true, &|s, end| {
             let first = pieces.place(s.file, s.offset);
             let inside = end <= program.files.get(s.file as usize)?.bytes;
-            // A segment without bytes, at the end of a file, has an address that is never read.
+            // An empty segment at the end of a file has an address that is never read.
             inside.then(|| memory.base().plus(first.unwrap_or(0)))
         })?;
         let table = Arc::new(table(&pieces, files())?);
@@ -142,7 +145,7 @@ fn too_many() -> Error {
     Error::plan("there are more weights than memory can be")
 }
 
-/// Every piece twice: past the page cache, and through it.
+/// Table of extents, with every piece twice: past the page cache, and through it.
 fn table<'a>(
     pieces: &Pieces,
     files: impl Iterator<Item = (u32, &'a FileRef, &'a BundleFile)>,
@@ -170,10 +173,11 @@ fn table<'a>(
     ExtentTable::new(entries, extents)
 }
 
-// SAFETY: every address lies in the memory of the pieces, which the store holds: 2 MiB-aligned, plus whole pieces, plus the rest
-// of an offset that the verifier has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
-// segment's bytes lie there, too (`open`). They are written by reads until the load progress releases their pieces, and by nothing
-// after. Tables are never changed; an address is as large as a pointer.
+// SAFETY: every address is in the memory of the pieces, which the store holds. It is 2 MiB-aligned, plus
+// whole pieces, plus the rest of an offset that the verifier has found to be a multiple of 64. The pieces of
+// a file follow each other without a gap, so the segment's bytes are there, too (`open`). Only reads write to
+// them, until the load progress releases their pieces. Tables are never changed; an address is as large as a
+// pointer.
 unsafe impl Store for OwnedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
         self.addresses.segment(index)

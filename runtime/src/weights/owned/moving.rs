@@ -1,5 +1,6 @@
-//! Weights that move: mapped where the page cache has them already, so that the first token comes at once; then, when memory
-//! of our own is filled after the first prompt, from there. Where it cannot be filled they stay mapped.
+//! Weights that move. If the page cache has them already, they are mapped, so that the first token comes at
+//! once. After the first prompt they are copied to memory of our own, and used there. If that fails they stay
+//! mapped.
 
 use super::{How, LoadProgress, OwnedStore, PageCache, Pieces};
 use crate::bundle::BundleFiles;
@@ -10,15 +11,15 @@ use crate::weights::WeightPlacement;
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use std::path::Path;
 
-/// Mapped weights that are to lie in memory of our own.
+/// Mapped weights that are moved to memory of our own.
 pub struct MovingStore<'p> {
     program: &'p Program,
     files: BundleFiles,
     check: CheckLevel,
     how: How,
-    /// Until they have moved.
+    /// The mapped weights, until they have moved.
     from: Option<MappedStore>,
-    /// From when it is filled.
+    /// Memory of our own, from the beginning of the copy.
     to: Option<OwnedStore>,
     /// Reason that they stay mapped, for people.
     refused: Option<String>,
@@ -29,7 +30,7 @@ pub struct MovingStore<'p> {
 }
 
 impl<'p> MovingStore<'p> {
-    /// Maps the weights, whose files are checked as [`MappedStore::open`] does.
+    /// Maps the weights. Files are checked as by [`MappedStore::open`].
     ///
     /// # Errors
     /// As [`MappedStore::open`].
@@ -37,7 +38,7 @@ impl<'p> MovingStore<'p> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
     }
 
-    /// As [`MovingStore::open`], of files that are open.
+    /// As [`MovingStore::open`], for open files.
     ///
     /// # Errors
     /// As [`MappedStore::open`].
@@ -52,11 +53,11 @@ impl<'p> MovingStore<'p> {
         Ok(Self { program, files, check, how, from, to: None, refused: None, warning: None, moved: false })
     }
 
-    /// Bytes of the files that hold weights, where the page cache has nearly all of them: a first prompt is then faster mapped
-    /// than it would be after a copy. None where it has not.
+    /// Bytes of the files with weights, if the page cache has nearly all of them; else `None`. A first prompt
+    /// is then faster from the mapping than after a copy.
     ///
     /// # Errors
-    /// A plan that cuts no pieces.
+    /// A plan whose files cannot be cut into pieces.
     pub(crate) fn cached(program: &Program, files: &BundleFiles) -> Result<Option<u64>> {
         let pieces = Pieces::new(program)?;
         let files = (0_u32..).zip(&program.files).zip(files.iter());
@@ -76,8 +77,8 @@ impl<'p> MovingStore<'p> {
     }
 }
 
-// SAFETY: addresses are those of one of two stores, which is held for as long as they are: the mapping until `leave`, memory of
-// our own, all of which has arrived by then, from `moves` on.
+// SAFETY: addresses are those of one of two stores, which is held as long as they are used. The mapping is
+// held until `leave`. Memory of our own is used from `moves` on, and is completely loaded by then.
 unsafe impl Store for MovingStore<'_> {
     fn segment(&self, index: u32) -> Option<Addr> {
         self.here()?.segment(index)
@@ -95,7 +96,7 @@ unsafe impl Store for MovingStore<'_> {
         if self.to.is_some() || self.refused.is_some() {
             return;
         }
-        // What is computed with is what is read now, so it is checked as what was mapped.
+        // The copy is used from now on, so its files are checked as those of the mapping were.
         match OwnedStore::of(self.program, &self.files, self.check, &self.how) {
             Ok(to) => self.to = Some(to),
             Err(e) => {
@@ -112,7 +113,8 @@ unsafe impl Store for MovingStore<'_> {
         let progress = to.load_progress();
         match progress.map_or(Ok(()), LoadProgress::check) {
             Ok(()) => self.moved = progress.is_none_or(LoadProgress::is_complete),
-            // What is mapped is of the same file: where that was cut or changed, it is not what was built either.
+            // The mapping is of the same file: if that was truncated or changed, the mapped weights are
+            // wrong, too.
             Err(e) if e.fault() == Fault::Bundle => return Err(e),
             Err(e) => {
                 let why = format!("weights stay mapped, since they could not be read into memory: {e}");
@@ -131,7 +133,7 @@ unsafe impl Store for MovingStore<'_> {
     }
 
     fn settle(&mut self) {
-        // Errors are those of `moves`.
+        // `moves` reports errors.
         if let Some(progress) = self.to.as_ref().and_then(OwnedStore::load_progress) {
             let _ = progress.wait_all();
         }

@@ -5,7 +5,7 @@ use crate::error::Result;
 use moec_ir::plan::{Arg, Segment};
 use std::ops::Range;
 
-/// Most bytes of a piece: what is touched, read and waited for at once. Two huge pages.
+/// Most bytes of a piece, which is touched, read and waited for as a whole. Two huge pages.
 pub(super) const PIECE: u64 = 4 << 20;
 
 /// A part of a file.
@@ -19,7 +19,7 @@ pub(super) struct Piece {
     pub(super) bytes: u64,
 }
 
-/// The pieces of all files that hold segments, file after file. In memory a piece takes [`PIECE`] bytes.
+/// Pieces of all files with segments, file after file. In memory a piece takes [`PIECE`] bytes.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pub(super) all: Vec<Piece>,
@@ -31,14 +31,14 @@ impl Pieces {
     /// Cuts the files of a program.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for more pieces than there can be.
+    /// [`Error::Bundle`] for too many pieces.
     pub(super) fn new(program: &Program) -> Result<Self> {
         let mut pieces = Self { all: Vec::new(), of_file: Vec::with_capacity(program.files.len()) };
         for (file, info) in (0..).zip(&program.files) {
             let first = pieces.all.len();
             let used = program.segments.iter().any(|s| s.file == file);
             let count = if used { info.bytes.div_ceil(PIECE) } else { 0 };
-            // Far from what an index of a buffer can be: 8 PB.
+            // Limit of a buffer's index: 8 PB.
             if count > u64::from(u32::MAX / 2) - first as u64 {
                 return Err(super::too_many());
             }
@@ -56,7 +56,7 @@ impl Pieces {
         self.of_file.get(file as usize).cloned().unwrap_or_default()
     }
 
-    /// The pieces that a segment lies in.
+    /// Pieces of a segment.
     fn of_segment(&self, s: &Segment) -> Range<usize> {
         let file = self.of_file(s.file);
         let end = s.end().unwrap_or(s.offset);
@@ -66,25 +66,25 @@ impl Pieces {
         at(s.offset / PIECE)..at(end.div_ceil(PIECE))
     }
 
-    /// Place of a byte of a file among all pieces in memory; none if the file has no such byte.
+    /// Offset of a byte of a file in the memory of all pieces; `None` if the file has no such byte.
     pub(super) fn place(&self, file: u32, offset: u64) -> Option<usize> {
         let piece = self.of_file(file).nth(usize::try_from(offset / PIECE).ok()?)?;
         piece.checked_mul(usize::try_from(PIECE).ok()?)?.checked_add(usize::try_from(offset % PIECE).ok()?)
     }
 }
 
-/// In which order pieces come.
+/// Order of loading pieces.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
-    /// Indices of pieces, each once. Those that no step needs are missing.
+    /// Indices of pieces, each once. Pieces without a segment are missing.
     pub(super) pieces: Vec<u32>,
-    /// By segment, how many of them from the front must be there before it is read.
+    /// By segment, the number of pieces from the front that must be loaded before it is read.
     pub(super) needs: Vec<usize>,
 }
 
 impl Order {
-    /// The order in which the steps of a program, prefill first, use segments. Files that `whole` names are read from their
-    /// beginning to their end, and nothing of them is used before: they are summed up.
+    /// The order in which the steps of a program use segments, prefill first. Files of `whole` are hashed:
+    /// they are read from beginning to end, and not used before.
     pub(super) fn new(program: &Program, pieces: &Pieces, whole: &dyn Fn(u32) -> bool) -> Self {
         let of = |s: &Segment| if whole(s.file) { pieces.of_file(s.file) } else { pieces.of_segment(s) };
         let steps = program.entries.iter().flat_map(|e| &e.steps);
@@ -94,7 +94,7 @@ impl Order {
         });
         let mut at = vec![None; pieces.all.len()];
         let mut order = Self::default();
-        // What no step uses comes last.
+        // Segments that no step uses come last.
         for piece in used.chain(&program.segments).flat_map(&of) {
             if let Some(place @ None) = at.get_mut(piece) {
                 *place = Some(order.pieces.len());

@@ -5,35 +5,35 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// A file, as the page cache sees it.
+/// A file and its pages in the page cache.
 #[derive(Debug)]
 pub(super) struct PageCache {
     // Used on Linux only.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     file: File,
-    /// None where the kernel would not say what is there.
+    /// `None` if the kernel does not report the pages in the page cache.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     map: Option<MappedFile>,
 }
 
 impl PageCache {
-    /// Of an open file.
+    /// Pages of an open file.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// An operation that the operating system refuses.
     pub(super) fn of(file: &File, path: &Path) -> io::Result<Self> {
         let file = file.try_clone()?;
-        // Nothing of it is ever read through the mapping.
+        // No byte is ever read through the mapping.
         let map = if reports_residency(&file)? { MappedFile::of(&file, path).ok() } else { None };
         Ok(Self { file, map })
     }
 }
 
-/// Of every so many pages of a range, how many must be in the page cache, so that what is missing is read with them.
+/// Share of the pages of a range that must be in the page cache for a read through it: `.1` of every `.0`.
 #[cfg(target_os = "linux")]
 const MOSTLY: (usize, usize) = (8, 7);
 
-/// Places of a file that [`PageCache::holds_most`] looks at, at most, and bytes that it looks at in each.
+/// Most samples of a file that [`PageCache::holds_most`] checks, and bytes of each sample.
 #[cfg(target_os = "linux")]
 const PLACES: u64 = 1024;
 #[cfg(target_os = "linux")]
@@ -41,7 +41,8 @@ const STRETCH: u64 = 256 << 10;
 
 #[cfg(target_os = "linux")]
 impl PageCache {
-    /// Whether nearly all of a range lies there, as far as the kernel reports it. `offset` is a multiple of the size of a page.
+    /// Whether the page cache has nearly all of a range, as far as the kernel reports it. `offset` is a
+    /// multiple of the page size.
     pub(super) fn holds(&self, offset: u64, bytes: u64) -> bool {
         let Some(map) = &self.map else { return false };
         let range = (usize::try_from(offset).ok()).zip(usize::try_from(bytes).ok());
@@ -50,17 +51,18 @@ impl PageCache {
         else {
             return false;
         };
-        // SAFETY: a question without memory.
+        // SAFETY: the call takes no memory.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);
         let mut pages = vec![0_u8; len.div_ceil(page)];
-        // SAFETY: the range lies in the mapping, which nothing is read from, and there is a byte for each of its pages.
+        // SAFETY: the range is in the mapping, from which nothing is read, and there is a byte for each of
+        // its pages.
         let asked = unsafe { libc::mincore(map.as_ptr().add(at).cast_mut().cast(), len, pages.as_mut_ptr()) };
         let there = pages.iter().filter(|&&p| p & 1 == 1).count();
         asked == 0 && there * MOSTLY.0 >= pages.len() * MOSTLY.1
     }
 
-    /// Whether nearly all of the file, of so many bytes, lies there: in a thousand places at most, since to request each page of
-    /// 16 GB takes longer than the first token may.
+    /// Whether the page cache has nearly all of the file, which has `bytes` bytes. At most a thousand samples
+    /// are checked: checking each page of 16 GB would delay the first token too much.
     pub(super) fn holds_most(&self, bytes: u64) -> bool {
         let pitch = (bytes / PLACES).next_multiple_of(STRETCH);
         (0..bytes).step_by(usize::try_from(pitch.max(STRETCH)).unwrap_or(usize::MAX)).all(|at| {
@@ -69,12 +71,12 @@ impl PageCache {
         })
     }
 
-    /// Lets a range go, which is not needed there any more.
+    /// Drops a range from the page cache.
     pub(super) fn forget(&self, offset: u64, bytes: u64) {
         self.advise(offset, bytes, libc::POSIX_FADV_DONTNEED);
     }
 
-    /// Has a range read into it; the reads may end later.
+    /// Starts to read a range into the page cache; the reads may end later.
     pub(super) fn fetch(&self, offset: u64, bytes: u64) {
         self.advise(offset, bytes, libc::POSIX_FADV_WILLNEED);
     }
@@ -89,13 +91,13 @@ impl PageCache {
 
 #[cfg(not(target_os = "linux"))]
 impl PageCache {
-    /// This system does not say.
+    /// Not reported on this operating system.
     #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn holds(&self, _offset: u64, _bytes: u64) -> bool {
         false
     }
 
-    /// This system does not say.
+    /// Not reported on this operating system.
     #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn holds_most(&self, _bytes: u64) -> bool {
         false
@@ -110,16 +112,17 @@ impl PageCache {
     pub(super) fn fetch(&self, _offset: u64, _bytes: u64) {}
 }
 
-/// Whether the kernel says what is there: to who owns the file. To others it says that all is, since Linux 5.2.
+/// Whether the kernel reports the pages in the page cache. Since Linux 5.2 it does so only to the owner of
+/// the file; for others it reports all pages as present.
 #[cfg(target_os = "linux")]
 fn reports_residency(file: &File) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
-    // SAFETY: a question without memory, which cannot fail.
+    // SAFETY: the call takes no memory and cannot fail.
     let user = unsafe { libc::geteuid() };
     Ok(user == 0 || user == file.metadata()?.uid())
 }
 
-/// This system does not say.
+/// Not reported on this operating system.
 #[cfg(not(target_os = "linux"))]
 #[allow(clippy::unnecessary_wraps, reason = "as on Linux")]
 fn reports_residency(_file: &File) -> io::Result<bool> {

@@ -8,7 +8,8 @@ use super::*;
 use crate::neurons::Activations;
 use proptest::prelude::*;
 
-/// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and CPU at the paper's rates (§2.3.1).
+/// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and CPU at the paper's rates
+/// (§2.3.1).
 fn layer(batch: i32) -> Tables {
     let once = |i: usize| (0.9 * (1.0 + i as f64 / 60.0).powf(-0.75)).min(1.0);
     let active = (0..14_336).map(|i| 1.0 - (1.0 - once(i)).powi(batch)).collect();
@@ -58,13 +59,14 @@ fn tables_that_say_nothing_are_refused() {
         Tables { sparse: -1.0, ..layer(1) },
         Tables { disk: 0.0, ..layer(1) },
         Tables { memory: f64::NAN, ..layer(1) },
-        // What is read follows from a trace.
+        // The missing neurons follow from a trace only.
         Tables { held: 14_335, ..layer(1) },
     ] {
         assert!(hot_share(&bad, None).is_err());
     }
     assert!(time_of(&layer(1), None, 14_337).is_err() && time_of(&layer(1), None, 100).is_err());
-    // Neither attention to hide behind nor reads that take time: nothing is missing, and nothing has to hide.
+    // No attention to hide reads, but reads that take no time: nothing is missing, and nothing has to be
+    // hidden.
     let fast = Tables { attention: 0.0, disk: f64::INFINITY, ..layer(1) };
     assert!(hides(&fast, 0) && hot_share(&fast, None).is_ok());
     let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
@@ -104,14 +106,15 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
     }
 }
 
-/// Time of a share where every neuron goes through the pipeline by itself, one worker computes and one reads.
+/// Time of a share if every neuron goes through the pipeline by itself, with one worker that computes and one
+/// that reads.
 fn simulated(tables: &Tables, recorded: &Recorded<'_>, hot: usize) -> f64 {
     let ns = |time: f64| Some((time * 1e6) as u64);
     let steps = recorded.replay(hot, tables.held, tables.cluster).unwrap();
     let step = |demand: &Demand| {
         let job = |i: usize| {
             let is = |of: f64| i < of as usize;
-            // Who is missing is read first.
+            // Missing neurons are read first.
             let stages = [
                 ns(tables.predict),
                 ns(tables.read).filter(|_| is(demand.missing)),
@@ -156,7 +159,8 @@ fn the_optimum_is_that_of_simulating_every_share() {
 
 #[test]
 fn frequencies_alone_do_not_say_what_is_read() {
-    // The same frequencies: in one trace every token draws anew, in the other neighbours request much the same.
+    // The same frequencies: in one trace every token is independent, in the other neighbouring tokens have
+    // similar requests.
     let [anew, same] = [0.0, 0.97].map(|p| drawn(1, 0.7, p));
     let hot = |trace: &Activations| {
         let tables = Tables { active: same.frequencies(), ..small(trace, 32, 0.9, 1.0, 6.0) };

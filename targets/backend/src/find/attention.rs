@@ -1,7 +1,7 @@
 //! Attention of a layer: from the projections of the normed rows to the output projection.
 //!
-//! The norm before it and the residual stay on the CPU. What is found here has grouped queries; latent attention is found by
-//! in every backend, of the same steps.
+//! The norm before it and the residual stay on the CPU. What is found here has grouped queries; latent
+//! attention is found by in every backend, of the same steps.
 
 use super::{Linear, MatchResult, Rms, Walk, input, value};
 use moec_ir::op::AttentionDesc;
@@ -61,10 +61,10 @@ pub struct Ends {
     pub y: ValueId,
 }
 
-/// Steps to the attention of a scope; gives what it is, its operands and its result.
+/// Steps to the attention of a scope; gives the operator, its operands and its result.
 ///
 /// # Errors
-/// None stands there, or several.
+/// Fails if there is none, or several.
 pub fn attention<'a>(walk: &mut Walk<'a>) -> MatchResult<(&'a AttentionDesc, &'a [Operand], ValueId)> {
     let mut all = walk.nodes().filter(|n| matches!(n.op, Op::Attention(_)));
     let (Some(node), None) = (all.next(), all.next()) else {
@@ -87,10 +87,10 @@ pub fn operand(inputs: &[Operand], i: usize) -> MatchResult<Operand> {
     inputs.get(i).copied().ok_or_else(|| format!("attention has no operand {i}"))
 }
 
-/// Steps over a cache write; gives the positions of its state and what is written.
+/// Steps over a cache write; gives the positions of its state and the written value.
 ///
 /// # Errors
-/// Something else stands there.
+/// Fails if another operator is there.
 pub fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> MatchResult<(usize, Operand)> {
     let node = walk.node(state)?;
     let (Op::CacheWrite, Operand::State(StateId(id))) = (&node.op, input(node, 0)?) else {
@@ -100,10 +100,10 @@ pub fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> MatchResul
     Ok((context.ok_or("the cache has no positions")?, input(node, 1)?))
 }
 
-/// Steps over a rotation; gives it, its angles and what it turns.
+/// Steps over a rotation; gives it, its angles and its input.
 ///
 /// # Errors
-/// Something else stands there.
+/// Fails if another operator is there.
 pub fn rope(walk: &mut Walk<'_>, at: Operand) -> MatchResult<(Rope, ValueId, Operand)> {
     let node = walk.node(at)?;
     let Op::Rope { offset, style, .. } = node.op else {
@@ -139,7 +139,7 @@ fn chain(walk: &mut Walk<'_>, mut at: Operand) -> MatchResult<(Chain, Option<Val
 /// Finds attention with grouped queries, of an [`attention`] that was stepped to: `y` is its result.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub fn grouped(
     module: &Module,
     walk: &mut Walk<'_>,
@@ -181,7 +181,7 @@ pub fn grouped(
 }
 
 impl Grouped {
-    /// Matrices, for what their formats round.
+    /// Matrices, for the rounding of their formats.
     pub fn matrices(&self) -> Vec<WeightId> {
         [&self.q, &self.k, &self.v].map(|c| c.linear.weight).into_iter().chain([self.o.weight]).collect()
     }

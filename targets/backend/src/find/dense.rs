@@ -1,7 +1,7 @@
 //! Networks that every token passes: dense layers, and shared experts.
 //!
-//! What is found reaches from gate and up projection to the down projection. The scalar gate of a shared expert
-//! (Qwen2-MoE) stays on the CPU, with the norm before it and the residual: its weights are exact.
+//! A dense network reaches from gate and up projection to the down projection. The scalar gate of a shared
+//! expert (Qwen2-MoE) stays on the CPU, with the norm before it and the residual: its weights are exact.
 
 use super::{MatchResult, Walk, input, result, rounds, value, weight};
 use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
@@ -24,7 +24,7 @@ pub struct Dense {
 /// Finds the network of a scope; gives it, its rows and its result.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub fn dense(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueId, ValueId)> {
     let joins = |o: Operand| {
         let op = walk.peek(o).map(|n| &n.op);
@@ -76,7 +76,7 @@ fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> MatchResu
 }
 
 impl Dense {
-    /// Matrices, for what their formats round.
+    /// Matrices, for the rounding of their formats.
     pub fn matrices(&self) -> Vec<WeightId> {
         self.gate_up.iter().copied().chain([self.down]).collect()
     }

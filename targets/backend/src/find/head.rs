@@ -6,7 +6,7 @@ use moec_ir::{Module, Operand, ValueId};
 /// Finds the projection to the vocabulary; gives it, its rows and the logits.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub fn head(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Linear, ValueId, ValueId)> {
     let found: Vec<_> = walk.nodes().filter(|n| rounds(module, n)).collect();
     let [node] = *found.as_slice() else { return Err(format!("{} projections in the head", found.len())) };

@@ -1,4 +1,4 @@
-//! Follows the Graph from a result up to what it is made of, and notes the nodes on the way.
+//! Follows the Graph from a result up to its operands, and notes the nodes that it passes.
 #![expect(clippy::cast_possible_truncation, reason = "a node has the index of its id")]
 
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightClass, WeightId};
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
         (node.scope == *self.scope).then_some(node)
     }
 
-    /// Steps over a projection; gives it and what it reads.
+    /// Steps over a projection; gives it and its input.
     pub fn linear(&mut self, operand: Operand) -> MatchResult<(Linear, Operand)> {
         let node = self.node(operand)?;
         let Op::Linear { bias } = node.op else {
@@ -78,7 +78,7 @@ impl<'a> Walk<'a> {
         Ok((Linear { weight: weight(node, 1)?, bias }, input(node, 0)?))
     }
 
-    /// Steps over a root mean square norm; gives it and what it reads.
+    /// Steps over a root mean square norm; gives it and its input.
     pub fn rms(&mut self, operand: Operand) -> MatchResult<(Rms, Operand)> {
         let node = self.node(operand)?;
         let Op::RmsNorm { eps, groups, weight: has } = node.op else {
@@ -103,7 +103,8 @@ impl<'a> Walk<'a> {
         Ok((linear, y))
     }
 
-    /// Ends the walk at its result: the nodes passed, in order, none of whose other results is read from elsewhere.
+    /// Ends the walk at its result: the nodes passed, in order, none of whose other results is read from
+    /// elsewhere.
     pub fn close(self, y: ValueId) -> MatchResult<Vec<NodeId>> {
         let inner: BTreeSet<ValueId> = self
             .passed

@@ -1,8 +1,8 @@
 //! `moec-coreml`: writes Core ML packages with coremltools, for moec.
 //!
-//! `moec-coreml [--venv FOLDER] versions | emit < JOBS.json`. The folder is a virtual environment with coremltools;
-//! without the option it is `$MOEC_COREML_PYTHON`. Results and errors go to stdout, one JSON object per line (see
-//! `helper/protocol.rs` of moec's Core ML backend); what Python prints goes to stderr.
+//! `moec-coreml [--venv FOLDER] versions | emit < JOBS.json`. The folder is a virtual environment with
+//! coremltools; without the option it is `$MOEC_COREML_PYTHON`. Results and errors go to stdout, one JSON
+//! object per line (see `helper/protocol.rs` of moec's Core ML backend); what Python prints goes to stderr.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyModule};
@@ -55,7 +55,7 @@ fn run(py: Python<'_>, venv: Option<&Path>, args: &[String]) -> PyResult<u8> {
             lines.call_method0("flush")?;
             return Ok(1);
         }
-        // What stands in the environment comes before what Python has of its own.
+        // Packages of the environment come before Python's own.
         let own: Vec<String> = sys.getattr("path")?.extract()?;
         py.import("site")?.call_method1("addsitedir", (packages,))?;
         let path: Vec<String> = sys.getattr("path")?.extract()?;

@@ -1,4 +1,5 @@
-//! Writes the packages of a build, some at a time: disk and memory for raw weights do not grow with the model.
+//! Writes the packages of a build, some at a time: disk and memory for raw weights do not grow with the
+//! model.
 
 use super::sizes;
 use super::weights::RawFile;
@@ -18,10 +19,10 @@ use std::path::{Path, PathBuf};
 /// Most raw bytes that wait for the helper, unless one graph alone has more: it takes seconds to start.
 const BATCH: u64 = 1 << 30;
 
-/// Writes the packages of everything that lives on the unit. Gives the bytes of their weights.
+/// Writes the packages of everything on the unit. Gives the bytes of their weights.
 ///
 /// # Errors
-/// No helper, which says what installs it; a graph over the limit; a weight that is no f16; a disk that is full.
+/// A missing helper, with its remedy; a graph over the limit; a weight outside f16; a full disk.
 pub(super) fn packages(emit: &Emit<'_>) -> Result<u64> {
     if emit.groups.is_empty() && emit.parts.is_empty() {
         return Ok(0);
@@ -70,7 +71,8 @@ impl Batch<'_> {
         Ok(&self.raw)
     }
 
-    /// Adds programs with that many raw bytes; gives the bytes of weights that the helper wrote of all that waited.
+    /// Adds programs with that many raw bytes; gives the bytes of weights that the helper wrote of all that
+    /// waited.
     fn add(&mut self, programs: Vec<Program>, bytes: u64) -> Result<u64> {
         self.programs.extend(programs);
         self.bytes = self.bytes.saturating_add(bytes);

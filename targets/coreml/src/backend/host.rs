@@ -9,7 +9,7 @@ use moec_runtime::exec::graphs::{Graphs, f16};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A function, with the names of what goes in and out.
+/// A function, with the names of its inputs and outputs.
 struct Loaded {
     name: String,
     executor: Executor,

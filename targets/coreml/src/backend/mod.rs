@@ -1,8 +1,8 @@
-//! The backend's row: what the compiler requires of it.
+//! The backend as the compiler uses it.
 //!
-//! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed rows of
-//! the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense networks and the head are
-//! [`parts`]. Weights are the checkpoint's, cast to f16, or codes with scales.
+//! A group of experts is in `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed
+//! rows of the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense
+//! networks and the head are [`parts`]. Weights are the checkpoint's, cast to f16, or codes with scales.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod emit;
@@ -196,7 +196,7 @@ fn path(table: &ExpertTable, group: usize) -> String {
     parts::path(&table.group_name(group))
 }
 
-/// Name of the function that takes so many rows of each expert.
+/// Name of the function that takes this many rows of each expert.
 fn function(capacity: u32) -> String {
     format!("cap{capacity}")
 }

@@ -1,7 +1,7 @@
-//! Weights as raw f16, or as codes with scales: what the helper builds packages from.
+//! Weights as raw f16, or as codes with scales: the helper builds packages from them.
 //!
-//! Codes and scales are those that the CPU's kernels have of the same weights: one function rounds both, by the same
-//! importance of channels.
+//! Codes and scales are those of the CPU's kernels for the same weights: one function rounds both, by the
+//! same importance of channels.
 
 use crate::emit::Raw;
 use crate::parts;
@@ -30,7 +30,8 @@ struct WeightRect<'a> {
     cols: Range<usize>,
 }
 
-/// A raw file on its way. Tensors of the same bytes stand in it once, so that a package stores them once.
+/// A raw file while it is written. Tensors with the same bytes are in it once, so that a package stores them
+/// once.
 pub(super) struct RawFile {
     path: PathBuf,
     name: String,
@@ -50,8 +51,8 @@ impl RawFile {
         Ok(Self { path, name: name.to_owned(), key, out, offset: 0, known: HashMap::new() })
     }
 
-    /// Appends rows of some entries of a weight's first axis, one entry after the other: `[entries · rows, cols]`, or
-    /// `[entries · rows]` of a weight that has a vector for each.
+    /// Appends rows of some entries of a weight's first axis, one entry after the other: `[entries · rows,
+    /// cols]`, or `[entries · rows]` of a weight that has a vector for each.
     ///
     /// # Errors
     /// A number that its storage does not hold; a file that cannot be read or written.
@@ -100,7 +101,7 @@ impl RawFile {
         self.append(&matrices.collect::<Vec<_>>(), shape, bits, numbers)
     }
 
-    /// Appends parts of weights, one after the other, strip by strip; scales of codes stand after them all.
+    /// Appends parts of weights, one after the other, strip by strip; scales of codes follow all of them.
     fn append(
         &mut self,
         parts: &[WeightRect<'_>],

@@ -116,7 +116,8 @@ pub(super) fn slices(scope: &mut Scope<'_>, name: &str, f: &Function) {
         let Some(parameter) = dynamic else { continue };
         let message = format!("`{parameter}` is computed: the Neural Engine slices at constants");
         match op.kind.as_str() {
-            // Exporters write caches so; whether it stays on the Neural Engine depends on the operating system.
+            // Exporters write caches so; whether it stays on the Neural Engine depends on the operating
+            // system.
             "slice_update" => {
                 scope.warning(at(name, op), message + "; write the cache by a mask or a matrix product");
             }
@@ -217,7 +218,7 @@ pub(super) fn last_axis(scope: &mut Scope<'_>, name: &str, f: &Function) {
     }
 }
 
-/// Bytes of the dense f16 numbers that a function's weights stand for.
+/// Bytes of a function's weights as dense f16 numbers.
 fn dense_bytes(f: &Function) -> u64 {
     let halves = |elements: usize| elements as u64 * ELEMENT;
     let constexpr = |op: &&Op| op.kind.starts_with("constexpr_");

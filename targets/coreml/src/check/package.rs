@@ -144,7 +144,7 @@ pub(super) fn shared(scope: &mut Scope<'_>) {
         let duplicate = equal.iter().find(|b| package.weights.bytes(**b) == bytes).copied();
         match duplicate.and_then(|t| readers.get(&t)) {
             Some(duplicate) => {
-                scope.error(place.clone(), format!("stored a second time; the first is {duplicate}"))
+                scope.error(place.clone(), format!("stored a second time; the first is {duplicate}"));
             }
             None => equal.push(blob),
         }

@@ -1,12 +1,12 @@
 //! Attention over a chunk of a prompt, with the KV cache as the graph's state.
 //!
-//! Keys and values lie in one state, `kv[2, kv_heads, context, width]`: keys, then values; the module `cache` says how
-//! rows come into it.
+//! Keys and values are in one state, `kv[2, kv_heads, context, width]`: keys, then values; the module `cache`
+//! defines how rows are written to it.
 //!
-//! **Inputs.** `x[T, H, 1, 1]`; `angles[T, R, 1, 1]` if there is a rotation; `mask[1, 1, T, W]`, 0 where a row may look
-//! and [`MASKED`](super::MASKED) where not (a sliding window is a matter of the mask), `W` being the context, or
-//! `start + T`; `write`. The norm before it and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is
-//! given.
+//! **Inputs.** `x[T, H, 1, 1]`; `angles[T, R, 1, 1]` if there is a rotation; `mask[1, 1, T, W]`, 0 at the
+//! positions that a row attends to and [`MASKED`](super::MASKED) elsewhere; `write`. `W` is the context, or
+//! `start + T`; the mask also defines a sliding window. The norm before it and the residual stay outside
+//! (NPUMoE, §3), unless [`Attention::norm`] is given.
 #![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 use super::cache::{self, Chunk, fill};
@@ -86,8 +86,8 @@ impl Attention {
     /// Writes the program: a function `chunk{T}` or `chunk{T}_at{P}` for each chunk.
     ///
     /// # Errors
-    /// Weights of other shapes, chunks that the unit does not take or that end past the context, or more bytes than a
-    /// graph may have.
+    /// Weights of other shapes, chunks that the unit does not take or that end past the context, or more
+    /// bytes than a graph may have.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         self.check(limits)?;
         let mut weights = Vec::new();
@@ -287,8 +287,8 @@ impl Attended<'_> {
         [rows, window]: [usize; 2],
     ) -> Result<ValueId> {
         let Some(sinks) = &self.of.sinks else { return Ok(b.softmax(scores, 3)?) };
-        // As many equal columns as the last axis is wide at least, each with its part of the sink's share: a column by
-        // itself would be a last axis of 1.
+        // As many equal columns as the minimum width of the last axis, each with its part of the sink's
+        // share: a single column would be a last axis of 1.
         let columns = self.limits.rules.last_axis_bytes / ELEMENT as usize;
         let sinks = b.weight(&sinks.weight("sinks", [1, self.of.heads, 1, 1]))?;
         let sinks = b.tile(sinks, &[1, 1, rows, columns])?;

@@ -1,24 +1,25 @@
 //! Places of a layer's keys and values, and the writing of a chunk among them.
 //!
-//! **State.** One state of a graph, `kv[parts, kv_heads, context, width]`. The width is that of the widest part, up to the
-//! unit's multiple; what is beyond is zero.
+//! **State.** One state of a graph, `kv[parts, kv_heads, context, width]`. The width is that of the widest
+//! part, up to the unit's multiple; what is beyond is zero.
 //!
-//! **Where a chunk is written.** The Neural Engine slices at fixed places only, so a beginning that is known when the
-//! graph runs is no option. There are two ways, both static:
+//! **Place of a chunk.** The Neural Engine slices at fixed places only, so the start of a chunk cannot be an
+//! input of the slice. There are two methods, both static:
 //!
-//! * At any position: the input `write[1, 1, context, T]` has a 1 where row `t` is stored at position `p`, else 0, and
-//!   the state becomes `kv · (1 − Σₜ write) + write · new`. Zeros and ones are exact in f16, so what is not written
-//!   stays as it was to the bit, and padding rows, whose columns are zero, write nothing. It costs a product of the
-//!   size of one head's scores and passes over the state.
-//! * At a fixed position ([`Chunk::start`]): `slice_update` between constants, and the scores cover no more than what
-//!   has been written by then. A prompt that is read in whole chunks calls one function after the other: half of the
-//!   scores on average, and functions share weights, so that they cost no memory. Padding rows are stored as well;
-//!   those places are written anew before a mask lets anyone see them.
+//! * At any position: the input `write[1, 1, context, T]` has a 1 where row `t` is stored at position `p`,
+//!   else 0, and the state becomes `kv · (1 − Σₜ write) + write · new`. Zeros and ones are exact in f16, so
+//!   what is not written stays as it was to the bit, and padding rows, whose columns are zero, write nothing.
+//!   It costs a product of the size of one head's scores and passes over the state.
+//! * At a fixed position ([`Chunk::start`]): `slice_update` between constants, and the scores cover no more
+//!   than what has been written by then. A prompt that is read in whole chunks calls one function after the
+//!   other: half of the scores on average, and functions share weights, so that they cost no memory. Padding
+//!   rows are stored as well; those places are written anew before a mask lets anyone see them.
 
 use super::{EmitError, Limits, Result, check_rows};
 use crate::program::{FunctionBuilder, OpKind, ValueId};
 
-/// Value that a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
+/// Value that a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any
+/// other.
 pub const MASKED: f32 = -1e4;
 
 /// Rows that enter together.
@@ -71,8 +72,8 @@ impl Chunk {
     }
 }
 
-/// Stores `new[parts, kv_heads, T, width]` in the state `kv[parts, kv_heads, context, width]`; gives the positions that
-/// the chunk may look at, `[parts, kv_heads, W, width]`.
+/// Stores `new[parts, kv_heads, T, width]` in the state `kv[parts, kv_heads, context, width]`; gives the
+/// positions that the chunk may look at, `[parts, kv_heads, W, width]`.
 pub(super) fn store(b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, context: usize) -> Result<ValueId> {
     let mut shape = b.shape(new).to_vec();
     if let Some(positions) = shape.get_mut(2) {
@@ -85,7 +86,8 @@ pub(super) fn store(b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, context
         b.slice_update(old, new, &[0, 0, start, 0])?
     } else {
         let write = b.input("write", &[1, 1, context, chunk.rows]);
-        // How often each position is written, as wide as a row of the state: a sum over the last axis would leave it at 1.
+        // Number of writes to each position, as wide as a row of the state: a sum over the last axis would
+        // leave it at 1.
         let one = b.splat(1.0, &[1; 4])?;
         let ones = b.tile(one, &[1, 1, chunk.rows, width])?;
         let written = b.matmul(write, ones, false)?;

@@ -47,7 +47,7 @@ pub enum EmitError {
         graph: String,
         /// `capacities`, `chunks`, …
         what: &'static str,
-        /// The one at fault; none where there is none at all.
+        /// The one at fault; `None` if the error is that there are none.
         value: Option<usize>,
         /// Required factor.
         multiple: usize,

@@ -56,8 +56,8 @@ impl Networks {
         [&self.gate, &self.up, &self.down].into_iter().chain(biases).flat_map(move |raw| raw.arrays(counted))
     }
 
-    /// `down(glu(gate(x), up(x)))` along axis 1 of `x`, whose channels are those of `groups` networks side by side: three
-    /// 1×1 convolutions. `at` ends the names of the weights.
+    /// `down(glu(gate(x), up(x)))` along axis 1 of `x`, whose channels are those of `groups` networks side by
+    /// side: three 1×1 convolutions. `at` ends the names of the weights.
     pub(super) fn apply(
         &self,
         b: &mut FunctionBuilder,

@@ -1,9 +1,10 @@
 //! Experts in a group: one graph, one launch (NPUMoE, §4.2).
 //!
-//! Where rows are the last axis, experts stand side by side in the channel axis, `[1, G·H, 1, C]`, and a grouped
-//! convolution serves as many of them as the unit's largest extent lets through: one convolution for each of 16 experts
-//! was measured slower than a grouped one (Anemll-PhiMoe-exp, on an M2), and there a grouped one needs fewer than 65536
-//! channels. Where rows are the first axis, every expert has its slice of them and convolutions of its own.
+//! If rows are the last axis, experts are side by side in the channel axis, `[1, G·H, 1, C]`, and a grouped
+//! convolution serves as many of them as the unit's largest extent permits. One convolution for each of 16
+//! experts was measured to be slower than a grouped one (Anemll-PhiMoe-exp, on an M2), and there a grouped
+//! one needs fewer than 65536 channels. If rows are the first axis, every expert has its slice of them and
+//! its own convolutions.
 
 use super::{Layout, Limits, Networks, Result, check_rows, checked, within};
 use crate::program::{FunctionBuilder, Program, ValueId, blob_bytes};
@@ -32,12 +33,12 @@ pub struct ExpertGroup {
 impl ExpertGroup {
     /// Writes the program: a function `cap{C}` for each capacity, `x[(G·C), H, 1, 1] → y[(G·C), H, 1, 1]`.
     ///
-    /// Slice `g` of `x` holds the tokens of expert `g` first and zeros after them; `y` has their results at the same
-    /// places. What a padded row gives is not zero where there are biases: it is not to be read.
+    /// Slice `g` of `x` holds the tokens of expert `g` first and zeros after them; `y` has their results at
+    /// the same places. What a padded row gives is not zero where there are biases: it is not to be read.
     ///
     /// # Errors
-    /// Weights of other shapes, capacities that the unit does not take, or more bytes than a graph may have: then
-    /// with the number of experts that would fit.
+    /// Weights of other shapes, capacities that the unit does not take, or more bytes than a graph may have:
+    /// then with the number of experts that would fit.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         check_rows(&self.name, "capacities", &self.capacities, limits)?;
         let count = self.experts.len();

@@ -29,7 +29,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Ranges of the vocabulary that the results hold: `logits0`, `logits1`, …, from the first of [`Self::entries`].
+    /// Ranges of the vocabulary that the results hold: `logits0`, `logits1`, …, from the first of
+    /// [`Self::entries`].
     pub fn splits(&self, limits: &Limits) -> Vec<Range<usize>> {
         splits(&self.entries, self.split.min(limits.rules.extent))
     }
@@ -37,8 +38,8 @@ impl Head {
     /// Writes the program: a function `rows{T}` for each number of rows, with a result for each split.
     ///
     /// # Errors
-    /// Weights of other shapes, entries outside of them, rows that the unit does not take, or more bytes than a
-    /// graph may have: then with the number of entries that would fit.
+    /// Weights of other shapes, entries outside of them, rows that the unit does not take, or more bytes than
+    /// a graph may have: then with the number of entries that would fit.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         check_rows(&self.name, "numbers of rows", &self.rows, limits)?;
         let vocabulary = self.weight.shape.first().copied().unwrap_or(0);

@@ -1,12 +1,12 @@
 //! Latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1) over a chunk of a prompt, absorbed.
 //!
-//! The state `kv[1, 1, context, width]` holds the latent and the rotated key of every position, which all heads share.
-//! Queries are brought to the latent's channels head by head, and so is what they gather back to values: `k_up` and
-//! `v_up` have a matrix per head, each a 1×1 convolution of its own. Up projections thus meet `T` rows and not the whole
-//! context, and the cache is as small as on the CPU.
+//! The state `kv[1, 1, context, width]` holds the latent and the rotated key of every position, which all
+//! heads share. Queries are projected to the latent's channels head by head, and their results back to
+//! values. `k_up` and `v_up` have a matrix per head, each a 1×1 convolution of its own. So up projections
+//! process `T` rows and not the whole context, and the cache is as small as on the CPU.
 //!
-//! The product of queries and keys repeats the one head of keys: as rows of one product the queries of 128 heads would
-//! be more than the unit's largest extent.
+//! The product of queries and keys repeats the single head of keys: as rows of one product, the queries of
+//! 128 heads would exceed the unit's largest extent.
 //!
 //! **Inputs** are those of [`Attention`](super::Attention).
 
@@ -65,8 +65,8 @@ impl LatentAttention {
     /// Writes the program: a function `chunk{T}` or `chunk{T}_at{P}` for each chunk.
     ///
     /// # Errors
-    /// Weights of other shapes, chunks that the unit does not take or that end past the context, or more bytes than a
-    /// graph may have.
+    /// Weights of other shapes, chunks that the unit does not take or that end past the context, or more
+    /// bytes than a graph may have.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         self.check(limits)?;
         let mut weights = Vec::new();
@@ -177,7 +177,7 @@ impl LatentAttention {
         let turned = slice(&mut t, q, self.heads, self.nope, self.rotated);
         let turned = turn(&mut t, turned, self.heads);
         let q = t.add(Form::Concat([heads, plain, turned]));
-        // What the state holds of the rows.
+        // The rows' entries of the state.
         let kv = t.linear(x, "kv_down", &self.kv_down.weight, self.kv_down.bias.as_ref());
         let latent = slice(&mut t, kv, 1, 0, self.latent);
         let norm = t.attr(Attr::Norm("kv_norm", self.kv_norm.clone(), None));

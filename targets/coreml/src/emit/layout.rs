@@ -8,8 +8,8 @@ use crate::program::{FunctionBuilder, ValueId};
 pub(crate) enum Layout {
     /// `[rows, channels, 1, 1]`, as at the boundary (NPUMoE, §4.2).
     Rows,
-    /// `[1, channels, 1, rows]`. Where the last axis is padded to 64 bytes, a last axis of 1 takes up 32 times its data;
-    /// this layout costs a transposition at each end instead.
+    /// `[1, channels, 1, rows]`. Where the last axis is padded to 64 bytes, a last axis of 1 takes up 32
+    /// times its data; this layout costs a transposition at each end instead.
     Columns,
 }
 

@@ -8,16 +8,16 @@
 //! | [`Dense`] | `rows{T}` | `x[T, H, 1, 1]` → `y` of the same shape |
 //! | [`Head`] | `rows{T}` | `x[T, H, 1, 1]` → `logits0[T, n, 1, 1]`, `logits1`, … |
 //!
-//! At every boundary a row is a token and its channels lie side by side, as in the rest of moec: what enters is the
-//! row in f16, and nothing is transposed outside. Inside, rows are the last axis where the unit pads that one
-//! ([`Rules::last_axis_bytes`]), as Apple and ANEMLL have it. Linear layers are 1×1 convolutions (NPUMoE, §3 and §4.2).
-//! Functions of one program differ in rows only, and share weights.
+//! At every boundary a row is a token and its channels are contiguous, as in the rest of moec: inputs are
+//! rows in f16, and nothing is transposed outside. Inside, rows are the last axis if the unit pads that one
+//! ([`Rules::last_axis_bytes`]), as in Apple's and ANEMLL's models. Linear layers are 1×1 convolutions
+//! (NPUMoE, §3 and §4.2). Functions of one program differ in rows only, and share weights.
 //!
-//! All but [`ExpertGroup`] are described in linear layers, and [`crate::legalise`] makes convolutions of these; a program
-//! has the transpositions that the legalised term has.
+//! All but [`ExpertGroup`] are described in linear layers, and [`crate::legalise`] makes convolutions of
+//! these; a program has the transpositions that the legalised term has.
 //!
-//! The bytes of a graph are known before it is written; one that is over the limit of its unit is refused by name,
-//! with its bytes and with how much of it would fit.
+//! The bytes of a graph are known before it is written. A graph over the limit of its unit is an error with
+//! its name, its bytes, and the part of it that would fit.
 
 mod attention;
 mod cache;
@@ -54,10 +54,10 @@ type Result<T> = std::result::Result<T, EmitError>;
 pub struct Limits {
     /// Operators, states, extents.
     pub rules: Rules,
-    /// Most bytes of weights in a graph. Over it, NPUMoE (§4.2) saw graphs of an M2 Ultra fall back to the CPU at
-    /// about 1.2 GB.
+    /// Most bytes of weights in a graph. Over it, NPUMoE (§4.2) saw graphs of an M2 Ultra fall back to the
+    /// CPU at about 1.2 GB.
     pub graph_bytes: u64,
-    /// Bytes that that limit counts.
+    /// Bytes that this limit counts.
     pub counted: Counted,
 }
 
@@ -87,7 +87,7 @@ fn within(
     if bytes(parts) <= limits.graph_bytes {
         return Ok(());
     }
-    // The largest number that fits lies where bytes cross the limit.
+    // The largest number that fits is where bytes cross the limit.
     let (mut fits, mut over) = (0, parts);
     while over - fits > 1 {
         let middle = fits + (over - fits) / 2;

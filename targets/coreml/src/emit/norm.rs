@@ -1,16 +1,17 @@
 //! Norms out of operators that the Neural Engine runs.
 //!
-//! It has no layer norm (NPUMoE, figure 4), so norms of tokens are done on the CPU; a device that says otherwise may
-//! have them in the graph. Norms of queries and keys stand between a projection and a rotation, and are always here.
+//! It has no layer norm (NPUMoE, figure 4), so norms of tokens are computed on the CPU, unless the device
+//! file permits them in the graph. Norms of queries and keys are between a projection and a rotation, and are
+//! always here.
 //!
-//! In f16 a square overflows from 256 on and is nothing below 2⁻¹². So a vector is first divided by its largest
-//! magnitude `m`, and then
+//! In f16 a square overflows from 256 on and is nothing below 2⁻¹². So a vector is first divided by its
+//! largest magnitude `m`, and then
 //!
 //! ```text
 //! x / √(mean(x²) + ε)  =  (x/m) / √(mean((x/m)²) + (√ε/m)²)
 //! ```
 //!
-//! where, with `m ≥ √ε`, every number lies between 0 and 1. The equality holds for any `m > 0`.
+//! where, with `m ≥ √ε`, every number is between 0 and 1. The equality holds for any `m > 0`.
 
 use super::{Raw, Result};
 use crate::program::{Array, Counted, FunctionBuilder, OpKind, ValueId};

@@ -12,7 +12,7 @@ pub struct Raw {
     pub offset: u64,
     /// Extents.
     pub shape: Vec<usize>,
-    /// Set where it is codes: blocks lie along the last axis.
+    /// Set if it is codes: blocks are along the last axis.
     pub blocks: Option<Blocks>,
 }
 

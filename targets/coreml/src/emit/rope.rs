@@ -1,7 +1,7 @@
 //! Rotary positions.
 //!
-//! The Neural Engine gathers no rows of a table by position, so cosines and sines of the rows' positions are an
-//! input: `angles[T, R, 1, 1]`, cosines first, as [`moec_ir::Op::RopeAngles`] gives them.
+//! The Neural Engine cannot gather rows of a table by position, so cosines and sines of the rows' positions
+//! are an input: `angles[T, R, 1, 1]`, cosines first, as [`moec_ir::Op::RopeAngles`] gives them.
 
 use super::Result;
 use crate::program::{FunctionBuilder, OpKind, ValueId};

@@ -1,8 +1,9 @@
 //! Writes a legal term as operators of a function.
 //!
 //! Each node of the term becomes its operators at the place where it is first read. A channels-first value is
-//! `[1, channels, 1, rows]`, or `[1, heads, channels of a head, rows]` where its operator works head by head: the same
-//! numbers in the same order. Where the unit does not pad the last axis, it is `[rows, channels, 1, 1]`, as at the border.
+//! `[1, channels, 1, rows]`, or `[1, heads, channels of a head, rows]` where its operator works head by head:
+//! the same numbers in the same order. Where the unit does not pad the last axis, it is `[rows, channels, 1,
+//! 1]`, as at the border.
 #![expect(clippy::cast_possible_truncation, reason = "elements of one tensor")]
 
 use super::ffn::join;
@@ -15,9 +16,10 @@ use crate::program::{FunctionBuilder, OpKind, ValueId, elements};
 use egg::Id;
 use std::collections::BTreeMap;
 
-/// Writes what stands between queries, keys and values and the heads' results.
+/// Writes the operators between queries, keys and values and the heads' results.
 pub(super) trait Attend {
-    /// Writes it for operands that [`Writer::heads`] gives; its result is `[1, heads, rows, channels of a head]`.
+    /// Writes it for operands that [`Writer::heads`] gives; its result is `[1, heads, rows, channels of a
+    /// head]`.
     fn attend(&self, w: &mut Writer<'_, '_, '_>, operands: &[Id]) -> Result<ValueId>;
 }
 
@@ -39,8 +41,8 @@ pub(super) struct Writer<'t, 'b, 'w> {
     known: BTreeMap<Id, ValueId>,
 }
 
-/// Queries of a latent attention, ahead of their concatenation: a part without position that goes through a matrix per head,
-/// and a rotated one.
+/// Queries of a latent attention, ahead of their concatenation: a part without position that goes through a
+/// matrix per head, and a rotated one.
 struct Absorbed {
     x: Id,
     q: Projection,
@@ -53,7 +55,7 @@ struct Absorbed {
 }
 
 impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
-    /// Begins to write a term for so many rows.
+    /// Begins to write a term for this many rows.
     pub(super) fn new(
         legal: &'t Legal,
         b: &'b mut FunctionBuilder<'w>,

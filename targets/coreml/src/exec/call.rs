@@ -165,7 +165,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// One boolean, or what stands for it where there is none.
+    /// One boolean, or the default if there is no argument.
     pub(super) fn flag(&self, parameter: &'static str) -> Result<bool, Fault> {
         Ok(self.integer(parameter)?.is_some_and(|x| x != 0))
     }
@@ -207,7 +207,7 @@ impl<'a> Call<'a> {
         normal(parameter, axis, rank)
     }
 
-    /// Different axes of `rank`, sorted; all where there is no argument.
+    /// Different axes of `rank`, sorted; all of them without an argument.
     pub(super) fn axes(&self, parameter: &'static str, rank: usize) -> Result<Vec<usize>, Fault> {
         let Some(axes) = self.integers(parameter)? else { return Ok((0..rank).collect()) };
         let mut axes: Vec<usize> =

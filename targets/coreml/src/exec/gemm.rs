@@ -1,8 +1,8 @@
 //! Matrix products in f32 over rows that are stored in fp16.
 //!
 //! Rows are widened a few at a time, so weights stay in the file that they are mapped from. Every element of
-//! the product is one sum in the order of the inner dimension, multiplied and added separately: the result
-//! depends neither on the number of threads nor on what the CPU can fuse.
+//! the product is one sum in the order of the inner dimension, multiplied and added separately. So the result
+//! depends neither on the number of threads nor on fused operations of the CPU.
 
 use crate::package::{Constant, Weights};
 use half::f16;

@@ -7,19 +7,19 @@
 //! `conv`, `linear`, `matmul` and reductions, and the steps of `softmax`, `layer_norm`, `gelu` and `silu`.
 //! Sums run in the order of the inner dimension, without fused multiply-adds.
 //!
-//! Apple documents little of the Neural Engine's arithmetic. Measurements by others (*The Apple Neural Engine:
-//! Architecture, Programming, and Performance*, arXiv 2606.22283, chapter "Numerics") find fp16 inputs,
-//! weights and results around an accumulator as wide as fp32, which is what is done here. The engine differs in
-//! its tables for activations (half a unit in the last place) and in the order of its sums; and its exponentials
-//! and composite operators may overflow inside where these do not (apple/coremltools, issues 2690 and 2729).
-//! So the evaluator shows what a package computes up to rounding, not the engine's bits.
+//! Apple documents little of the Neural Engine's arithmetic. Measurements by others (*The Apple Neural
+//! Engine: Architecture, Programming, and Performance*, arXiv 2606.22283, chapter "Numerics") find fp16
+//! inputs, weights and results around an accumulator as wide as fp32, which is what is done here. The engine
+//! differs in its tables for activations (half a unit in the last place) and in the order of its sums; and
+//! its exponentials and composite operators may overflow inside where these do not (apple/coremltools, issues
+//! 2690 and 2729). So the evaluator shows what a package computes up to rounding, not the engine's bits.
 //!
 //! A grouped feed-forward network evaluated here differs from f64 arithmetic on the same fp16 weights by 4e-4
 //! to 6e-4 in relative root mean square; for 8 experts of 2048 × 1024 and 64 rows each it is 4.9e-4
 //! (`tests/coreml/exactness.rs`). About all of it is the rounding of values between operations.
 //!
-//! A result that is not finite in its type is an error that names the operation, so that an overflow is
-//! found where it arises and not as a NaN in the output.
+//! A result that is not finite in its type is an error that names the operation. So an overflow is found
+//! where it arises, and not as a NaN in the output.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "an evaluator: numbers are rounded, places were checked"
@@ -84,7 +84,7 @@ impl Executor {
     /// Loads a function, or the default one.
     ///
     /// # Errors
-    /// [`ExecError`] if there is none of that name, or an operation in it cannot be executed.
+    /// [`ExecError`] if there is no function of that name, or an operation in it cannot be executed.
     pub fn new(package: &Arc<Package>, name: Option<&str>) -> Result<Self, ExecError> {
         let name = name.unwrap_or(&package.program.default_function).to_owned();
         let Some(function) = package.program.functions.get(&name) else {
@@ -180,7 +180,8 @@ impl Executor {
     /// `states` is as before.
     ///
     /// # Errors
-    /// [`ExecError`] for inputs and states that do not fit, and for operations that cannot be computed or overflow.
+    /// [`ExecError`] for inputs and states that do not fit, and for operations that cannot be computed or
+    /// overflow.
     pub fn run(
         &self,
         inputs: &BTreeMap<String, Tensor>,

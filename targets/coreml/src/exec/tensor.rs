@@ -58,7 +58,7 @@ impl Data {
     }
 }
 
-/// Number of elements of a shape, if so many may be computed.
+/// Number of elements of a shape, if that many may be computed.
 pub(super) fn room(shape: &[usize]) -> Option<usize> {
     elements(shape).filter(|&n| n <= super::MAX_COMPUTED)
 }
@@ -203,7 +203,8 @@ impl View {
         self
     }
 
-    /// Repeated along dimensions of size 1, and along new outer ones, to fill a shape. `None` if it does not fit.
+    /// Repeated along dimensions of size 1, and along new outer ones, to fill a shape. `None` if it does not
+    /// fit.
     pub(super) fn broadcast(&self, shape: &[usize]) -> Option<Self> {
         let missing = shape.len().checked_sub(self.shape.len())?;
         let mut strides = vec![0; shape.len()];

@@ -47,13 +47,13 @@ pub struct Emitted {
 /// Versions that decide the bytes of a package, besides its program.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Versions {
-    /// Of the protocol.
+    /// Version of the protocol.
     pub protocol: u32,
-    /// Of Python.
+    /// Version of Python.
     pub python: String,
-    /// Of coremltools.
+    /// Version of coremltools.
     pub coremltools: String,
-    /// Of numpy.
+    /// Version of numpy.
     pub numpy: String,
 }
 

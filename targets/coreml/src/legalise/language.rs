@@ -1,9 +1,9 @@
 //! The language of Core ML's legalisation: a part of a model as an e-graph sees it.
 //!
-//! Two forms of values exist. *Rows*, `[rows, channels]`, are what the Graph computes with and what crosses the border of
-//! a program. *Channels-first* values are what a convolution takes. Operators on the channels of a row take either form;
-//! linear layers and attention take rows, convolutions take channels-first values. [`Fact::nchw`] says which form a value
-//! has.
+//! Two forms of values exist. *Rows*, `[rows, channels]`, are what the Graph computes with and what crosses
+//! the border of a program. *Channels-first* values are what a convolution takes. Operators on the channels
+//! of a row take either form; linear layers and attention take rows, convolutions take channels-first values.
+//! [`Fact::nchw`] says which form a value has.
 #![expect(clippy::cast_possible_truncation, reason = "nodes of one part")]
 
 use crate::emit::{Norm, Raw, Rope};
@@ -42,7 +42,7 @@ impl FromStr for Leaf {
 }
 
 define_language! {
-    /// One e-node; its children stand beside each variant.
+    /// One e-node; its children are documented at each variant.
     #[allow(missing_docs, reason = "each variant is the operator of its name")]
     pub enum Form {
         "linear" = Linear([Id; 2]),               // x, w
@@ -87,7 +87,7 @@ pub enum Attr {
     Bound(f32),
     /// Function that joins gate and up.
     Glu(Glu),
-    /// A rotation of each of so many heads.
+    /// A rotation of each of this many heads.
     Rope(Rope, usize),
     /// A norm: its name in the program, the norm, and its groups where channels are those of heads.
     Norm(&'static str, Norm, Option<usize>),
@@ -144,7 +144,7 @@ impl Facts {
     }
 }
 
-/// The attribute that a class stands for.
+/// The attribute of a class.
 fn attr_of(graph: &EGraph<Form, Facts>, id: Id) -> Option<Attr> {
     graph[id].nodes.iter().find_map(|n| match n {
         Form::Leaf(Leaf::Attr(i)) => graph.analysis.attrs.get(*i as usize).cloned(),

@@ -1,9 +1,10 @@
-//! Legalisation: a part of a model as its Graph computes it becomes what a program for the Neural Engine computes.
+//! Legalisation: a part of a model as its Graph computes it becomes what a program for the Neural Engine
+//! computes.
 //!
-//! A [`Term`] states the part in linear layers over rows. All [rules](rules::all) run to saturation over its e-graph (egg,
-//! Willsey et al., POPL 2021), and extraction takes the cheapest form that the unit runs: every layer a 1×1 convolution,
-//! everything between two of them channels-first, and as few transpositions as that takes. [`crate::emit`] writes the
-//! [`Legal`] term, operator by operator.
+//! A [`Term`] states the part in linear layers over rows. All [rules](rules::all) run to saturation over its
+//! e-graph (egg, Willsey et al., POPL 2021), and extraction takes the cheapest form that the unit runs. In it
+//! every layer is a 1×1 convolution, everything between two of them is channels-first, and transpositions are
+//! as few as possible. [`crate::emit`] writes the [`Legal`] term, operator by operator.
 //!
 //! Limits are counts, never times, so that a build is reproducible.
 #![expect(clippy::cast_possible_truncation, reason = "nodes of one part")]
@@ -39,7 +40,7 @@ impl Term {
         Self::default()
     }
 
-    /// An input: rows of so many channels.
+    /// An input: rows with this many channels.
     pub fn input(&mut self, channels: usize) -> Id {
         self.facts.inputs.push(channels);
         let at = self.facts.inputs.len() - 1;
@@ -98,8 +99,8 @@ impl Term {
         (graph, classes)
     }
 
-    /// The cheapest equal term that the unit runs, where inside of a graph rows lie as `layout` has them; `None` if no rule
-    /// leads to one.
+    /// The cheapest equal term that the unit runs, with rows in the layout `layout` inside of a graph; `None`
+    /// if no rule leads to one.
     pub(crate) fn legalise(&self, layout: Layout) -> Option<Legal> {
         let (graph, classes) = self.egraph();
         let rules: Vec<_> = rules::all().into_iter().map(|(_, rule)| rule).collect();
@@ -146,8 +147,8 @@ impl Extraction<'_> {
 
 /// Cost of an operator: one for itself, and of a transposition each number of a row that it reads and writes.
 ///
-/// What the unit does not run has no finite cost: linear layers, and operators on the channels of rows, for which a program
-/// has no place.
+/// Operators that the unit does not run have infinite cost: linear layers, and operators on the channels of
+/// rows, which a program cannot express.
 struct Cost<'a> {
     graph: &'a EGraph<Form, Facts>,
     layout: Layout,

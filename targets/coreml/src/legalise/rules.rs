@@ -1,7 +1,8 @@
 //! Linear layers as 1×1 convolutions, and where values become channels-first (NPUMoE, Figure 4 and §3.2).
 //!
-//! `rows` is `from_nchw`, `nchw` is `to_nchw`. Becoming rows is drawn towards results and becoming channels-first towards
-//! operands: between two convolutions they meet, and both vanish. One rule a row, after the equation that it states.
+//! `rows` is `from_nchw`, `nchw` is `to_nchw`. Becoming rows is drawn towards results and becoming
+//! channels-first towards operands: between two convolutions they meet, and both vanish. One rule a row,
+//! after the equation that it states.
 
 use super::language::{Facts, Form};
 use egg::{Rewrite, rewrite};
@@ -27,7 +28,7 @@ pub fn all() -> Vec<(&'static str, Rule)> {
         ("rows(nchw(x)) = x",
             rewrite!("from-to"; "(from_nchw (to_nchw ?x))" => "?x")),
 
-        // What works on the channels of rows: becoming rows comes after it.
+        // Operators on the channels of rows: the conversion to rows comes after them.
         ("by_head(rows(x)) = rows(by_head(x))",
             rewrite!("rows-heads"; "(by_head ?h (from_nchw ?x))" => "(from_nchw (by_head ?h ?x))")),
         ("norm(rows(x)) = rows(norm(x))",

@@ -1,4 +1,5 @@
-//! Every rule, checked numerically: both sides are evaluated on the same numbers. And what extraction makes of parts.
+//! Every rule, checked numerically: both sides are evaluated on the same numbers. And what extraction makes
+//! of parts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use super::language::{Attr, Facts, Form, Leaf};
@@ -445,8 +446,8 @@ fn chain(t: &mut Term, steps: &[Step]) -> Id {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A chain of layers becomes channels-first once and rows once, whatever stands between them, and every layer is a
-    /// convolution. No number changes.
+    /// A chain of layers becomes channels-first once and rows once, whatever is between them, and every layer
+    /// is a convolution. No number changes.
     #[test]
     fn forms_change_at_the_ends_of_a_chain_only(
         steps in prop::collection::vec((0..9_u8, any::<usize>(), any::<usize>()), 0..8)

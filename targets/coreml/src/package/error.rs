@@ -110,10 +110,10 @@ pub enum Flaw {
     /// It may mean something, but moec does not write it and does not read it.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// A name stands for nothing that was computed before.
+    /// A name refers to nothing that was computed before.
     #[error("`{0}` is not defined before it is used")]
     Undefined(String),
-    /// A name stands for two values.
+    /// A name refers to two values.
     #[error("`{0}` is defined twice")]
     Twice(String),
     /// A weight is not where the model says.
@@ -129,7 +129,7 @@ pub enum Flaw {
     /// There is more of something than any model needs.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// Kind of the items.
         what: &'static str,
         /// Number that is read.
         limit: usize,

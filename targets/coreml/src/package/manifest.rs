@@ -39,7 +39,7 @@ pub(super) fn inside(package: &BundleReader, folder: &str, relative: &str) -> Op
     let folder = package.folder().join(folder);
     match (folder.join(path).canonicalize(), folder.canonicalize()) {
         (Ok(file), Ok(folder)) => file.starts_with(folder).then_some(name),
-        // What is not there cannot be outside; opening it says so.
+        // A missing file cannot be outside; opening it reports the error.
         _ => Some(name),
     }
 }

@@ -1,11 +1,11 @@
 //! Reading `.mlpackage` folders.
 //!
-//! A package is `Manifest.json`, a model in protobuf and weight files. [`Package::open`] reads them back into a
-//! typed [`Program`]. Nothing in a package is trusted: paths stay in its folder, names are resolved, shapes
+//! A package is `Manifest.json`, a model in protobuf and weight files. [`Package::open`] reads them back into
+//! a typed [`Program`]. Nothing in a package is trusted: paths stay in its folder, names are resolved, shapes
 //! are fixed and bounded, every weight's metadata agrees with the model, and sizes are limited. Weights are
 //! mapped, not copied.
 //!
-//! The message types of [`proto`] also serve those who write models.
+//! The message types of [`proto`] also serve programs that write models.
 
 mod constant;
 mod error;
@@ -28,10 +28,10 @@ use prost::Message;
 use std::sync::Arc;
 
 /// Largest model that is read, in bytes. Decoded messages take some 100 times the space of the smallest
-/// encoding, hence the limit; a model whose weights lie in files has some hundred bytes per operation.
+/// encoding, hence the limit; a model with its weights in files has some hundred bytes per operation.
 pub const MAX_MODEL_BYTES: u64 = 16 << 20;
 
-/// Description of a package for people; empty where there is none.
+/// Description of a package for people; empty if it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// Description.
@@ -61,8 +61,8 @@ impl Package {
     /// Opens a `.mlpackage` folder.
     ///
     /// # Errors
-    /// [`PackageError`] for what cannot be read, is not as it was built, is damaged, leaves the folder, exceeds a limit, or is not an
-    /// ML program of tensors of fixed shapes.
+    /// [`PackageError`] if it cannot be read, differs from the build, is damaged, leaves the folder, exceeds
+    /// a limit, or is not an ML program of tensors of fixed shapes.
     pub fn open(package: &BundleReader) -> Result<Self, PackageError> {
         let name = manifest::model(package)?;
         let bytes = weights::read(package, &name, MAX_MODEL_BYTES)?;

@@ -5,7 +5,7 @@ use super::types::TensorType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A program: its functions, and how its interface is described to those who call it.
+/// A program: its functions, and the description of its interface for callers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// Functions by name.
@@ -40,7 +40,7 @@ pub struct Function {
 /// A value of a function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Name; empty for a constant that stands in the argument itself.
+    /// Name; empty for a constant that is in the argument itself.
     pub name: String,
     /// Type; for a state, of what it holds.
     pub ty: TensorType,
@@ -128,7 +128,7 @@ pub struct Signature {
 pub struct Feature {
     /// Name.
     pub name: String,
-    /// Description for people; empty where there is none.
+    /// Description for people; empty if it has none.
     pub about: String,
     /// Type, where it is an array of one shape. Outputs may be described without a shape.
     pub ty: Option<TensorType>,

@@ -238,7 +238,7 @@ pub struct ValueType {
     pub kind: Option<Kind>,
 }
 
-/// Types; those that moec does not read stand for themselves alone.
+/// Types; those that moec does not read are kept without contents.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Kind {
     /// A tensor, or a scalar of rank 0.

@@ -178,7 +178,7 @@ impl Reader<'_> {
         self.by_name.get(name).copied().ok_or_else(|| Flaw::Undefined(name.into()))
     }
 
-    /// A constant that stands in an argument or an attribute.
+    /// A constant in an argument or an attribute.
     fn unnamed(&mut self, value: &proto::Value) -> Result<ValueId, Flaw> {
         let constant = Constant::read(value, self.weights)?;
         self.define("", constant.ty.clone(), Origin::Constant(constant))

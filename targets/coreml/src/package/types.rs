@@ -52,7 +52,7 @@ const TABLE: [(Dtype, &str, i32, u32, u32); 18] = [
 
 impl Dtype {
     fn row(self) -> &'static (Self, &'static str, i32, u32, u32) {
-        // Every type has a row (tested); the first one stands in so that nothing can panic.
+        // Every type has a row (tested); the first one is a fallback so that nothing can panic.
         TABLE.iter().find(|row| row.0 == self).unwrap_or(&TABLE[0])
     }
 

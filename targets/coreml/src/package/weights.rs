@@ -1,8 +1,8 @@
 //! Weight files: tensors after a header of metadata each, aligned to 64 bytes.
 //!
-//! The format is MILBlob's, version 2. A file starts with 64 bytes (u32 count of blobs, u32 version). A blob's
-//! metadata is 64 bytes: u32 `0xDEADBEEF`, u32 element type, u64 bytes, u64 offset of the data, u64 bits of
-//! padding in the last byte. All numbers are little-endian.
+//! The format is MILBlob's, version 2. A file starts with 64 bytes (u32 count of blobs, u32 version). A
+//! blob's metadata is 64 bytes: u32 `0xDEADBEEF`, u32 element type, u64 bytes, u64 offset of the data, u64
+//! bits of padding in the last byte. All numbers are little-endian.
 
 use super::error::{Flaw, PackageError};
 use super::manifest;
@@ -84,7 +84,7 @@ impl Weights {
         Some((&file.name, u32_at(&file.map, 0)?))
     }
 
-    /// The bytes of a blob, as they lie in the file; empty for a blob of another package.
+    /// The bytes of a blob, unchanged from the file; empty for a blob of another package.
     pub fn bytes(&self, blob: Blob) -> &[u8] {
         let end = blob.start.saturating_add(blob.len);
         self.files.get(blob.file).and_then(|f| f.map.get(blob.start..end)).unwrap_or_default()

@@ -1,12 +1,12 @@
 //! Attention of a layer, found in the Graph and described for the emitter.
 //!
-//! What is found reaches from the projections of the normed rows to the output projection. The norm before it and the
-//! residual stay on the CPU (NPUMoE, §3.2): the Neural Engine has no layer norm, and a graph that begins with its
-//! first matrix hands over no more than one row per token.
+//! An attention reaches from the projections of the normed rows to the output projection. The norm before it
+//! and the residual stay on the CPU (NPUMoE, §3.2): the Neural Engine has no layer norm, and a graph that
+//! begins with its first matrix takes no more than one row per token.
 //!
-//! A package holds a function for the chunk of a prompt and one for decoding, `chunk{T}`, with `T` up to the unit's
-//! multiple. Both keep one state, that of one sequence. A decode entry point of several sequences calls its function once
-//! for each, with one row and its own state.
+//! A package holds a function for the chunk of a prompt and one for decoding, `chunk{T}`, with `T` up to the
+//! unit's multiple. Both keep one state, that of one sequence. A decode entry point of several sequences
+//! calls its function once for each, with one row and its own state.
 
 use super::Source;
 use crate::emit;
@@ -48,7 +48,7 @@ pub(super) struct Latent {
 /// Finds the attention of a scope.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Attention, Ends)> {
     let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {

@@ -9,7 +9,7 @@ use moec_ir::{Glu, Module, ValueId};
 /// Finds the network of a scope; gives it, its rows and its result.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueId, ValueId)> {
     let found = dense(module, walk)?;
     match found.0.glu {

@@ -1,8 +1,8 @@
 //! The head, described for the emitter: the vocabulary in parts.
 //!
-//! A result of a graph has as many entries of the vocabulary as the unit's largest extent. Where all of the vocabulary is
-//! more than a graph may hold, it becomes several packages. Rows are picked and the final norm is computed on the
-//! CPU, as is the sampling after it.
+//! A result of a graph has as many entries of the vocabulary as the unit's largest extent. Where all of the
+//! vocabulary is more than a graph may hold, it becomes several packages. Rows are picked and the final norm
+//! is computed on the CPU, as is the sampling after it.
 
 use super::Source;
 use crate::emit::{self, EmitError, Limits};

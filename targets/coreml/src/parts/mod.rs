@@ -7,12 +7,14 @@
 //! | shared experts of layer L | `layers.L.shared.mlpackage` | the same |
 //! | head | `head.mlpackage`, or `head.0.mlpackage`, … | `rows{T}`: `x` → `logits0`, `logits1`, … |
 //!
-//! A package has a function for each entry point, that of its rows up to the unit's multiple; all share the weights. A
-//! package is written where the placement gives a part to the unit in any entry point: the functions of the others cost
-//! nothing. Embeddings are no part: the Neural Engine does not index (NPUMoE, Figure 4).
+//! A package has a function for each entry point, that of its rows up to the unit's multiple; all share the
+//! weights. A package is written where the placement gives a part to the unit in any entry point: the
+//! functions of the others cost nothing. Embeddings are no part: the Neural Engine does not index (NPUMoE,
+//! Figure 4).
 //!
-//! [`CoreMlSubgraph::boundaries`] says which nodes of each entry point a part replaces, [`CoreMlSubgraph::graphs`] what its functions
-//! take and give. What fills `mask` and `write` is `moec_runtime::exec::chunk`.
+//! [`CoreMlSubgraph::boundaries`] says which nodes of each entry point a part replaces,
+//! [`CoreMlSubgraph::graphs`] which inputs and outputs its functions have. `moec_runtime::exec::chunk` fills
+//! `mask` and `write`.
 
 mod attention;
 mod dense;
@@ -136,8 +138,8 @@ pub(crate) fn counted(npu: &DeviceUnit) -> Counted {
     }
 }
 
-/// Storage of a weight in a package: the bits of its codes, if the unit takes its format and its rows are whole groups; else
-/// f16.
+/// Storage of a weight in a package: the bits of its codes, if the unit takes its format and its rows are
+/// whole groups; else f16.
 pub fn code_bits(npu: &DeviceUnit, weight: &Weight) -> Option<u8> {
     let (spec, block) = (weight.format.spec(), weight.format.block());
     let format =
@@ -154,7 +156,8 @@ pub fn graph_bytes(npu: &DeviceUnit, weight: &Weight, numbers: u64) -> u64 {
     }
 }
 
-/// Entries that several weights joined along their first axis have, and the bits of their codes if they all have as many.
+/// Entries that several weights joined along their first axis have, and the bits of their codes if they all
+/// have as many.
 pub(crate) fn joined(npu: &DeviceUnit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
     let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
     if let Some(first) = shape.first_mut() {
@@ -174,7 +177,7 @@ impl CoreMlSubgraph {
     /// The part of a scope.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// The reason that there is no part, for people.
     pub fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let multiple = Rules::ANE.rows_multiple;
         let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
@@ -186,7 +189,7 @@ impl CoreMlSubgraph {
                     let (found, ends) = attention::find(module, &mut walk)?;
                     (Kind::Attention(found), ends.x, ends.angles, ends.y)
                 }
-                // A network between norms of its own is none of the forms that are found.
+                // A network between norms of its own has none of the supported forms.
                 Role::Network if scope.part != Part::SHARED => {
                     if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
                         name.part = Part::SHARED;
@@ -225,7 +228,7 @@ impl CoreMlSubgraph {
     /// Whether it becomes graphs that the unit takes.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason against it, for people.
     pub fn check(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<(), String> {
         let programs = self.outline(module, npu);
         programs.map(|_| ()).map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())
@@ -234,7 +237,7 @@ impl CoreMlSubgraph {
     /// Its programs with their weights; `raw` gives these.
     ///
     /// # Errors
-    /// Those of `raw`, or a graph that the unit does not take.
+    /// Errors of `raw`, or a graph that the unit does not take.
     pub(crate) fn programs(
         &self,
         module: &Module,
@@ -265,7 +268,7 @@ impl CoreMlSubgraph {
     /// Result of its legalisation.
     ///
     /// # Errors
-    /// Why it is no graph, for people.
+    /// The reason that it cannot be a graph, for people.
     pub fn legalised(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Counts, String> {
         let legal = self.described(module, npu).and_then(|part| part.legal(&limits(npu)));
         legal.map(|legal| legal.counts()).map_err(|e| e.to_string())
@@ -283,8 +286,8 @@ impl CoreMlSubgraph {
         self.describe(module, npu, &mut raw).map_err(bug)
     }
 
-    /// Chunks of an attention: of any place for every number of rows, and after them, where the unit writes the cache by
-    /// `slice_update`, one for every place where a whole chunk of a prompt can begin.
+    /// Chunks of an attention: one at any position for every number of rows. If the unit writes the cache by
+    /// `slice_update`, then also one for every position where a whole chunk of a prompt can begin.
     fn chunks(&self, npu: &DeviceUnit) -> Vec<Chunk> {
         let mut chunks: Vec<_> = self.rows().iter().map(|&rows| Chunk { rows, start: None }).collect();
         if npu.graph.cache_write() == CacheWrite::SliceUpdate {
@@ -308,7 +311,7 @@ impl CoreMlSubgraph {
     /// Its functions, entry point by entry point; a head of several packages has several for each.
     ///
     /// # Errors
-    /// Why it is no graph, for people.
+    /// The reason that it cannot be a graph, for people.
     pub fn graphs(&self, module: &Module, npu: &DeviceUnit) -> std::result::Result<Vec<StaticGraph>, String> {
         let programs = self.outline(module, npu).map_err(|e| e.to_string())?;
         let chunks = self.chunks(npu);

@@ -252,7 +252,7 @@ fn distinct(axes: &[usize], rank: usize) -> Result<()> {
     if fine { Ok(()) } else { Err(format!("axes {axes:?} of a tensor of rank {rank}")) }
 }
 
-/// A box lies in a tensor.
+/// A box is inside a tensor.
 fn inside(x: &[usize], begin: &[usize], size: &[usize]) -> Result<()> {
     let fine = begin.len() == x.len()
         && size.len() == x.len()

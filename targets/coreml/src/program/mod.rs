@@ -124,7 +124,7 @@ pub(crate) fn elements(shape: &[usize]) -> u64 {
 impl Program {
     /// Bytes of the package's weight file: what Core ML maps.
     ///
-    /// Weights and filled constants count once, in however many functions they stand.
+    /// Weights and filled constants count once, however many functions use them.
     pub fn weight_bytes(&self) -> u64 {
         self.counted_bytes(Counted::Stored)
     }

@@ -1,8 +1,8 @@
 //! The operators of MIL that moec emits.
 //!
-//! Names of operators and parameters are MIL's own (opset of iOS 18, coremltools' *MIL operations* reference).
-//! The table [`OpKind::params`] is all that the text form, the JSON form and the verifier know of an operator;
-//! its shape is the business of `infer`. A new operator is a row here and an arm there.
+//! Names of operators and parameters are MIL's own (opset of iOS 18, coremltools' *MIL operations*
+//! reference). The table [`OpKind::params`] is all that the text form, the JSON form and the verifier use of
+//! an operator; `infer` computes its shape. A new operator is a row here and an arm there.
 
 use super::ValueId;
 use serde::{Deserialize, Serialize};
@@ -107,7 +107,8 @@ const TABLE: &[(OpKind, &str, &[Param])] = &[
             optional("shape", ArgKind::Ints),
         ],
     ),
-    // x[N, C, H, W], weight[O, C / groups, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group if not said.
+    // x[N, C, H, W], weight[O, C / groups, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group if not
+    // said.
     (
         OpKind::Conv,
         "conv",

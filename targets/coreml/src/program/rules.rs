@@ -29,13 +29,14 @@ pub struct Rules {
     pub extent: usize,
     /// Rows of a chunk or of an expert's slice are multiples of it.
     pub rows_multiple: usize,
-    /// Bytes that the last axis of a tensor is padded to. Where that is more than a number has, nothing inside of a
-    /// graph may have a last axis of 1.
+    /// Bytes that the last axis of a tensor is padded to. Where that is more than a number has, nothing
+    /// inside of a graph may have a last axis of 1.
     pub last_axis_bytes: usize,
 }
 
-/// Operators of the Neural Engine (NPUMoE, figure 4): convolutions, products, activations, element-wise operators
-/// and reductions, static movement of data. There is no layer norm, comparison, indexing, top-k, gather or scatter.
+/// Operators of the Neural Engine (NPUMoE, figure 4): convolutions, products, activations, element-wise
+/// operators and reductions, static movement of data. There is no layer norm, comparison, indexing, top-k,
+/// gather or scatter.
 const NEURAL_ENGINE: &[OpKind] = &[
     K::Const,
     K::Conv,

@@ -11,8 +11,8 @@ type Result<T> = std::result::Result<T, ProgramError>;
 const F16_MAX: f32 = 65504.0;
 
 impl Program {
-    /// Checks that every function is well formed, that shapes follow from operators, that numbers are finite in
-    /// f16, and that nothing is against the rules of the unit.
+    /// Checks that every function is well formed, that shapes follow from operators, that numbers are finite
+    /// in f16, and that the rules of the unit are met.
     ///
     /// # Errors
     /// The first fault, with its function and operator.

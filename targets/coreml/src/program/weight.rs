@@ -1,4 +1,4 @@
-//! Weights of a program: where they stand, and the bytes that a package stores of them.
+//! Weights of a program: their places, and the bytes that a package stores of them.
 
 use super::{Counted, ELEMENT, elements};
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ impl WeightRef {
     }
 }
 
-/// The arrays of so many values.
+/// The arrays with this many values.
 pub(crate) fn arrays(
     elements: u64,
     blocks: Option<&Blocks>,
@@ -82,7 +82,8 @@ impl Array {
     }
 }
 
-/// Size of a weight file with these arrays: a header, then metadata and aligned data of each array that is not inline.
+/// Size of a weight file with these arrays: a header, then metadata and aligned data of each array that is
+/// not inline.
 pub fn blob_bytes(arrays: impl IntoIterator<Item = Array>) -> u64 {
     let stored = arrays
         .into_iter()

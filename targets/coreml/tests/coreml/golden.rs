@@ -81,7 +81,7 @@ fn experts_of_several_capacities_share_their_weights() {
 #[test]
 fn attention_reads_what_earlier_calls_wrote_into_the_state() {
     agrees("attention", 2e-3);
-    // It is written as exporters do who do not think of the Neural Engine: the check says so.
+    // It is written like the output of exporters that ignore the Neural Engine: the check reports it.
     let errors = errors("attention");
     assert!(errors.iter().filter(|e| e.contains("(projections)")).count() == 3, "{errors:?}");
 }

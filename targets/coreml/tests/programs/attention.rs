@@ -156,7 +156,7 @@ fn check(
     for (half, cache) in [&reference.keys, &reference.values].into_iter().enumerate() {
         let dim = cache.ty.shape[3];
         let cells = cache.as_f32().chunks(dim).zip(state[half * state.len() / 2..].chunks(width));
-        // What padding rows left at fixed places does not count.
+        // Values that padding rows wrote to fixed places do not count.
         for (i, (want, got)) in cells.enumerate().filter(|(i, _)| i % CONTEXT < 40) {
             if want.iter().any(|x| *x != 0.0) {
                 let error = difference(&got[..dim], want);

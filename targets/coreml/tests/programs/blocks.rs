@@ -1,4 +1,4 @@
-//! Weights that are stored as codes with scales: what they compute, what they take, and where they may stand.
+//! Weights that are stored as codes with scales: their results, their sizes, and their permitted places.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::packages::{folder, helper};
@@ -53,7 +53,8 @@ fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
                 let out = folder.path().join(format!("{}.mlpackage", program.name));
                 let jobs = [Package { program, weights: folder.path(), out: &out }];
                 let emitted = helper.emit(&jobs, &mut |_| ()).unwrap();
-                // What is planned is what is stored: so limits can be held before anything is written.
+                // The planned bytes are the stored bytes, so limits can be checked before anything is
+                // written.
                 assert_eq!(emitted[0].weight_bytes, program.weight_bytes(), "{bits} bits");
                 let saved = Arc::new(Saved::open(&BundleReader::unchecked(&out)).unwrap());
                 let rules = check::Limits {

@@ -49,7 +49,7 @@ fn a_group_gives_each_expert_its_slice_whatever_the_activation_the_biases_and_th
         Glu::Clamped { alpha: 1.702, limit: 0.5 },
     ]);
     for glu in glus {
-        // The third has room for two experts of 48 channels in a convolution, so that the third stands alone.
+        // A convolution has room for two experts of 48 channels, so the third has one of its own.
         let narrow = Limits { rules: Rules { extent: 96, ..padded().rules }, ..padded() };
         for (bias, limits) in [(false, ane()), (true, ane()), (true, padded()), (true, narrow)] {
             let mut store = Store::default();

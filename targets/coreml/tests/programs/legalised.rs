@@ -55,7 +55,7 @@ fn networks_and_heads_are_transposed_at_the_border_alone() {
     check(&dense.emit(&limits).unwrap(), dense.legal(&limits).unwrap().counts(), [3, 2]);
     // A vocabulary of 100 in parts of 48.
     check(&head.emit(&limits).unwrap(), head.legal(&limits).unwrap().counts(), [3, 4]);
-    // Where no axis is padded, rows at the border are what a convolution takes.
+    // If no axis is padded, a convolution takes rows as they are at the boundary.
     for program in [dense.emit(&ane()), head.emit(&ane())] {
         let transposed = |op: &moec_coreml::program::Op| op.op == OpKind::Transpose;
         assert!(!program.unwrap().functions[0].ops.iter().any(transposed));

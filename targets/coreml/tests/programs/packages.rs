@@ -84,7 +84,7 @@ fn packages_store_weights_once_and_are_the_same_every_time() {
     assert!(files(&first[0].out) == files(&second[0].out));
 }
 
-/// A function in which every operator of the table stands.
+/// A function with every operator of the table.
 fn everything() -> Program {
     let mut weights = Vec::new();
     let mut b = FunctionBuilder::new("main", &mut weights);

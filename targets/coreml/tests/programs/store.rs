@@ -13,7 +13,7 @@ pub(crate) fn ane() -> Limits {
     Limits { rules: Rules::ANE, graph_bytes: u64::MAX, counted: Counted::Stored }
 }
 
-/// The same where the last axis is padded, so that rows lie along it.
+/// The same with a padded last axis, along which rows are stored.
 pub(crate) fn padded() -> Limits {
     Limits { rules: Rules { last_axis_bytes: 64, ..Rules::ANE }, ..ane() }
 }

@@ -39,7 +39,7 @@ fn refused(program: &Program, rules: &Rules, what: &str) {
     assert!(error.contains(what), "{error}");
 }
 
-/// A change to a program, and what is said of it.
+/// A change to a program, and the expected message.
 type Fault = (&'static str, fn(&mut Program));
 
 #[test]
@@ -142,7 +142,7 @@ fn weights_stand_in_files_below_their_folder() {
     refused(&weight("w.bin", u64::MAX - 1, &[4]), &Rules::ANE, "at byte 18446744073709551614");
 }
 
-/// An operator, its arguments, and what is said of it.
+/// An operator, its arguments, and the expected message.
 type Case = (OpKind, Vec<(&'static str, Arg)>, &'static str);
 
 #[test]

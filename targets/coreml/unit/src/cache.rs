@@ -1,16 +1,18 @@
 //! Compiled packages, kept between starts.
 //!
-//! Core ML compiles a package before it loads it and leaves the result in a temporary folder; what it specialises for the
-//! Neural Engine it caches itself, by the path of the compiled package. So that path must stay the same: here it is
-//! `coreml/compiled/KEY.mlmodelc` in moec's cache folder, where KEY is a hash of the package's files and of the operating system.
-//! Nothing is deleted; a folder without which moec compiles anew can be deleted by hand at any time.
+//! Core ML compiles a package before it loads it and leaves the result in a temporary folder; what it
+//! specialises for the Neural Engine it caches itself, by the path of the compiled package. So that path must
+//! stay the same: here it is `coreml/compiled/KEY.mlmodelc` in moec's cache folder, where KEY is a hash of
+//! the package's files and of the operating system. Nothing is deleted; a folder without which moec compiles
+//! anew can be deleted by hand at any time.
 //!
-//! Reading gigabytes at every start to know KEY would cost more than it saves. The hash of the files is remembered under
-//! their paths, sizes and times (`coreml/stamps`), as build tools do. Where all files are to be checked, they are hashed.
+//! Reading gigabytes at every start to know KEY would cost more than it saves. The hash of the files is
+//! remembered under their paths, sizes and times (`coreml/stamps`), as build tools do. Where all files are to
+//! be checked, they are hashed.
 //!
-//! Core ML opens a package by its path, so it may read other files than those that were hashed: nothing here can prevent
-//! that. They are hashed once more when it has compiled them, and what it made is kept only if they are still the same. Files
-//! that are replaced and put back while it compiles are not found out.
+//! Core ML opens a package by its path, so it may read other files than those that were hashed: nothing here
+//! can prevent that. They are hashed once more when it has compiled them, and what it made is kept only if
+//! they are still the same. Files that are replaced and put back while it compiles are not found out.
 
 use moec_ir::plan::FileRef;
 use moec_runtime::CheckLevel;
@@ -44,7 +46,7 @@ impl Cache {
     /// `$MOEC_CACHE`, `$XDG_CACHE_HOME/moec` or `~/.cache/moec`, and in it `coreml`.
     ///
     /// # Errors
-    /// None of the three is set.
+    /// Fails if none of the three is set.
     #[cfg(target_os = "macos")]
     pub(crate) fn open() -> Result<Self> {
         let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -60,12 +62,13 @@ impl Cache {
         Self { home: home.to_owned() }
     }
 
-    /// Path of a compiled package of a bundle. What is not there yet is made by `compile`, which gives a folder that is moved
-    /// here. `system` is what else decides what compiling gives: the version of the operating system.
+    /// Path of a compiled package of a bundle. What is not there yet is made by `compile`, which gives a
+    /// folder that is moved here. `system` is what else decides what compiling gives: the version of the
+    /// operating system.
     ///
     /// # Errors
-    /// A package that cannot be read, is not as it was built, or is replaced meanwhile; a cache that cannot be written, and
-    /// what `compile` says.
+    /// A package that cannot be read, is not as it was built, or is replaced meanwhile; a cache that cannot
+    /// be written, and what `compile` says.
     pub(crate) fn compiled(
         &self,
         bundle: &BundleReader,
@@ -126,7 +129,8 @@ fn field(hash: &mut Sha256, bytes: &[u8]) {
     hash.update(bytes);
 }
 
-/// Hash of the names and contents of a package's files: those that are there, and those that the bundle should have.
+/// Hash of the names and contents of a package's files: those that are there, and those that the bundle
+/// should have.
 fn hash(bundle: &BundleReader, package: &str, files: &[Entry]) -> Result<String> {
     let below = |f: &FileRef| f.path.strip_prefix(package)?.strip_prefix('/').map(str::to_owned);
     let mut names: BTreeSet<String> = files.iter().map(|f| f.name.clone()).collect();
@@ -173,13 +177,13 @@ fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<Entry>) -> io
     Ok(())
 }
 
-/// Moves a folder to its place, in one step; who comes second finds the work done.
+/// Moves a folder to its place, in one step; the second of two processes finds the work done.
 fn install(made: &Path, to: &Path) -> io::Result<()> {
     let parent = to.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
     let partial = to.with_extension(format!("partial-{}", std::process::id()));
     let _ = fs::remove_dir_all(&partial);
-    // Temporary folders may lie on another volume.
+    // Temporary folders may be on another volume.
     if fs::rename(made, &partial).is_err() {
         copy(made, &partial, DEPTH)?;
         let _ = fs::remove_dir_all(made);
@@ -350,7 +354,7 @@ mod tests {
             })
         };
         compile(&bundle).unwrap();
-        // Neither a stamp nor what was compiled before stands in for the files.
+        // Neither a stamp nor an earlier compilation replaces the files.
         compile(&case.bundle()).unwrap();
         let time = case.weights().metadata().unwrap().modified().unwrap();
         fs::write(case.weights(), [8; 3000]).unwrap();

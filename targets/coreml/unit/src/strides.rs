@@ -1,7 +1,7 @@
 //! Layout of tensors of four axes in memory.
 //!
-//! The runtime's are dense, the last axis inner. Core ML pads rows where a unit wants them aligned: the Neural Engine's
-//! are multiples of 64 bytes, so that a last axis of one f16 takes 32 times its size.
+//! The runtime's are dense, the last axis inner. Core ML pads rows if a unit requires alignment: the Neural
+//! Engine's are multiples of 64 bytes, so a last axis of one f16 takes 32 times its size.
 
 use half::f16;
 
@@ -18,7 +18,8 @@ pub(crate) fn dense(shape: [u32; 4]) -> Option<[usize; 4]> {
 /// Copies a tensor with any strides, in elements, into a dense one.
 ///
 /// # Errors
-/// Strides that are negative, or that lead outside of `from`; a `to` of another size. Nothing is written then.
+/// Strides that are negative, or that lead outside of `from`; a `to` of another size. Nothing is written
+/// then.
 pub(crate) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut [f16]) -> Result<(), String> {
     let refused = |what: &str| {
         Err(format!("a tensor {shape:?} with strides {strides:?} in {} elements {what}", from.len()))
@@ -60,7 +61,7 @@ pub(crate) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut 
     Ok(())
 }
 
-/// The first number that f16 does not hold: an infinity, or what is none.
+/// The first number that f16 cannot hold: an infinity, or NaN.
 pub(crate) fn overflow(numbers: &[f16]) -> Option<usize> {
     numbers.iter().position(|x| !x.is_finite())
 }

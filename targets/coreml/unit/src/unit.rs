@@ -41,8 +41,9 @@ struct Loaded {
     states: Vec<Vec<Retained<MLState>>>,
 }
 
-// SAFETY: these are handles of Core ML's, Foundation's arrays and addresses. None is bound to the thread that made it, and
-// the mutex around them lets one thread at a time use them, as Apple requests models and states.
+// SAFETY: these are handles of Core ML's, Foundation's arrays and addresses. None is bound to the thread that
+// made it, and the mutex around them lets one thread at a time use them, as Apple requires for models and
+// states.
 unsafe impl Send for Loaded {}
 
 /// A function of a package.
@@ -88,7 +89,7 @@ impl CoreMl {
     /// Core ML of this machine.
     ///
     /// # Errors
-    /// [`Error::Machine`] for a system that is too old, or where there is no cache folder.
+    /// [`Error::Machine`] if the system is too old, or there is no cache folder.
     pub(crate) fn new() -> Result<Self> {
         let version = NSProcessInfo::processInfo().operatingSystemVersion();
         if version.majorVersion < SYSTEM {
@@ -225,8 +226,9 @@ impl Graph {
         }
         let Some(call) = &self.call else { return Ok(()) };
         let features = ProtocolObject::from_ref(&*call.features);
-        // SAFETY: features and backings point to the slices of this call, of the sizes of their shapes; nothing else
-        // reads or writes them until Core ML returns. The caller holds the mutex, so model and state see one prediction.
+        // SAFETY: features and backings point to the slices of this call, of the sizes of their shapes;
+        // nothing else reads or writes them until Core ML returns. The caller holds the mutex, so model and
+        // state see one prediction.
         let result = unsafe {
             match state {
                 Some(state) => {
@@ -299,8 +301,8 @@ impl GraphTensor {
 
     /// An array over memory of the tensor's size. It frees nothing.
     fn array(&self, at: NonNull<f16>) -> std::result::Result<Retained<MLMultiArray>, Retained<NSError>> {
-        // SAFETY: the caller's memory holds `len` numbers, the product of the shape, densely. It may end before the array
-        // does, which is used in calls with memory at the same address only.
+        // SAFETY: the caller's memory holds `len` numbers, the product of the shape, densely. It may end
+        // before the array does, which is used in calls with memory at the same address only.
         unsafe {
             MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
                 MLMultiArray::alloc(),
@@ -340,7 +342,8 @@ impl GraphTensor {
                 return;
             }
             let len = usize::try_from(size).unwrap_or(0) / size_of::<f16>();
-            // SAFETY: Core ML lends that many bytes as long as this block runs, and f16 has no invalid ones.
+            // SAFETY: Core ML keeps that many bytes valid while this block runs, and every bit pattern of f16
+            // is valid.
             let from = unsafe { slice::from_raw_parts(bytes.cast::<f16>().as_ptr(), len) };
             *done.borrow_mut() = strides::gather(from, self.shape, &strides, &mut to.borrow_mut());
         });

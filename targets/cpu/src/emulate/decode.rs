@@ -1,5 +1,5 @@
-//! From bytes at an instruction pointer to an AMX instruction, by iced-x86: of a 64-bit program without address-size or
-//! segment prefixes, which LLVM does not emit.
+//! From bytes at an instruction pointer to an AMX instruction, by iced-x86: of a 64-bit program without
+//! address-size or segment prefixes, which LLVM does not emit.
 
 use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction, Register};
 
@@ -65,8 +65,8 @@ pub(super) enum Unknown {
     Other,
 }
 
-/// Decodes the instruction at the front of some bytes: what it is and how long. The first call makes tables, any other only
-/// reads them.
+/// Decodes the instruction at the front of some bytes: what it is and how long. The first call makes tables,
+/// any other only reads them.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Op, usize), Unknown> {
     let mut decoder = Decoder::new(64, bytes, DecoderOptions::NONE);
     let found = decoder.decode();
@@ -114,7 +114,7 @@ fn memory(found: &Instruction) -> Result<Memory, Unknown> {
         return Err(Unknown::Other);
     }
     Ok(match found.memory_base() {
-        // What iced-x86 gives is the address, of an instruction at 0.
+        // iced-x86 gives the address for an instruction at 0.
         Register::RIP => Memory { base: Base::Next, index, disp: disp - found.len() as i32 },
         base => Memory { base: general(base)?.map_or(Base::None, Base::Reg), index, disp },
     })

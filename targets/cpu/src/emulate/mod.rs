@@ -1,13 +1,13 @@
-//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the operating system sends `SIGILL`, and
-//! the handler below executes it. For reading artifacts back and for tests; a trap per instruction takes
+//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the operating system sends `SIGILL`,
+//! and the handler below executes it. For reading artifacts back and for tests; a trap per instruction takes
 //! microseconds where the hardware takes nanoseconds.
 //!
-//! What is emulated is [`FEATURES`], with the arithmetic of Intel's *Software Developer's Manual*, volume 2:
+//! [`FEATURES`] are emulated, with the arithmetic of Intel's *Software Developer's Manual*, volume 2.
 //! `tdpbf16ps` sums the low and the high elements of the pairs in two chains of f32 fused multiply-adds
 //! ("FP32 FMA with DAZ=FTZ=1, RNE rounding") and adds their sum to the destination; integers wrap. A result
-//! is denormal if it is so after rounding. What would raise `#UD` or `#GP` on the hardware, and every other
-//! unknown instruction, goes to the handler that was there before; a page fault of an operand arrives as
-//! `SIGSEGV`, its address as on the hardware but the instruction pointer in here.
+//! is denormal if it is so after rounding. Instructions that raise `#UD` or `#GP` on the hardware, and every
+//! other unknown instruction, go to the previous handler. A page fault of an operand arrives as `SIGSEGV`,
+//! with the address as on the hardware but the instruction pointer in here.
 #![expect(clippy::cast_possible_truncation, reason = "parts of an instruction that was decoded")]
 
 /// Reason that AMX cannot be emulated.

@@ -1,4 +1,4 @@
-//! The tile registers of a thread and what instructions do to them, after the "Operation" sections of
+//! The tile registers of a thread and the effect of instructions on them, after the "Operation" sections of
 //! Intel's manual (volume 2, `LDTILECFG` … `TILEZERO`; volume 1, chapter 18).
 
 use super::decode::Dot;
@@ -294,7 +294,7 @@ mod tests {
         let mut t = configured(&[(3, 10)]);
         let from: Vec<u8> = (0..100).collect();
         let mut to = vec![0xeeu8; 60];
-        // SAFETY: three rows of ten bytes, 30 and 20 bytes apart, lie in the vectors.
+        // SAFETY: three rows of ten bytes, 30 and 20 bytes apart, are inside the vectors.
         unsafe {
             t.load(0, from.as_ptr() as usize, 30).unwrap();
             t.store(0, to.as_mut_ptr() as usize, 20).unwrap();

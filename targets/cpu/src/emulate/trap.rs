@@ -82,7 +82,7 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
     let context_of = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: the registers are those of an instruction that this CPU has refused.
     if unsafe { step(&mut context_of.uc_mcontext.gregs) }.is_err() {
-        // SAFETY: exactly what the operating system has given.
+        // SAFETY: exactly the handler that the operating system has given.
         unsafe { pass_on(signal, info, context) };
     }
 }
@@ -94,8 +94,8 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// accessed as the instruction would.
 unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     let at = registers[libc::REG_RIP as usize] as usize;
-    // SAFETY: the CPU has read the instruction from there. Pages are readable as a whole, and the next one is requested
-    // only where the instruction reaches into it.
+    // SAFETY: the CPU has read the instruction from there. Pages are readable as a whole, and the next one is
+    // read only if the instruction reaches into it.
     let bytes = |count: usize| unsafe { std::slice::from_raw_parts(at as *const u8, count) };
     let found = match decode(bytes(LONGEST.min(PAGE - at % PAGE))) {
         Err(Unknown::Cut) => decode(bytes(LONGEST)),
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn every_thread_has_its_tiles() {
-        // Where there are tiles, the operating system must be asked before they are used.
+        // If there are tiles, the operating system must grant their use first.
         let _ = moec_runtime::platform::cpu::missing(&["amx-tile"]);
         std::thread::scope(|scope| {
             for t in 0..4u8 {

@@ -35,8 +35,8 @@ macro_rules! each {
     ($before:literal [$($r:literal)*] $after:literal) => { concat!($($before, $r, $after, "\n"),*) };
 }
 
-/// Turns of independent instructions: each of 24 registers depends on itself alone, and register 31 holds `$x`
-/// in every 32-bit word.
+/// Turns of independent instructions: each of 24 registers depends on itself alone, and register 31 holds
+/// `$x` in every 32-bit word.
 macro_rules! loop_of {
     ($name:ident, $extension:literal, $op:literal, $after:literal, $x:literal) => {
         /// # Safety

@@ -1,9 +1,9 @@
 //! Costs of an expert by the rows that choose it: the table that TriMoE profiles offline for a CPU,
 //! `f_calc_cpu(L)` (§4.2).
 //!
-//! The kernels are those that a build picks: `expert_ffn` with bf16 weights is selected and fused as in a plan, in
-//! the schedule that the cost model chooses. Weights come from memory in every call ([`Stopwatch`]), all threads
-//! share the work, and the median of several calls counts.
+//! The kernels are those that a build picks: `expert_ffn` with bf16 weights is selected and fused as in a
+//! plan, in the schedule that the cost model chooses. Weights come from memory in every call ([`Stopwatch`]),
+//! all threads share the work, and the median of several calls counts.
 
 use crate::{CpuTarget, InputView, KernelSpec, NodeView, Stopwatch, TuneError, Unsupported, Work};
 use moec_device::MatmulTime;
@@ -11,12 +11,12 @@ use moec_ir::op::{Activation, DispatchLayout};
 use moec_ir::{Format, Glu, Op, Type};
 use std::time::{Duration, Instant};
 
-/// Channels of the residual stream, and of an expert: those of OLMoE-1B-7B. The table is read per number, so the shape
-/// only has to be a usual one.
+/// Channels of the residual stream, and of an expert: those of OLMoE-1B-7B. The table is read per number, so
+/// the shape only has to be a usual one.
 const HIDDEN: usize = 2048;
 const INTER: usize = 1024;
-/// Experts of a layer, each of which gets the same rows: what is measured is an expert's share of a batch, so its
-/// kernels are those of a batch, at one row too.
+/// Experts of a layer, each of which gets the same rows. The result is an expert's share of a batch, so its
+/// kernels are those of a batch, even at one row.
 const EXPERTS: usize = 64;
 /// Numbers of an expert's three matrices.
 const WEIGHTS: usize = 3 * HIDDEN * INTER;
@@ -25,15 +25,16 @@ const ROWS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 /// Time for all of them, but for three calls of every kernel, which are made in any case.
 const BUDGET: Duration = Duration::from_secs(5);
 
-/// Measures what one expert of bf16 weights costs by its rows, on `threads` threads of this machine: its gate, up and
-/// down projections, without dispatch and combination. One entry for each of 1, 2, 4, … 512 rows. `tick` is called
-/// after every entry.
+/// Measures the cost of one expert of bf16 weights by its rows, on `threads` threads of this machine: its
+/// gate, up and down projections, without dispatch and combination. One entry for each of 1, 2, 4, … 512
+/// rows. `tick` is called after every entry.
 ///
-/// Takes a few seconds, and 160 to 576 MiB of memory: more than the last-level cache, if that is below 512 MiB.
+/// Takes a few seconds, and 160 to 576 MiB of memory: more than the last-level cache, if that is below 512
+/// MiB.
 ///
 /// # Errors
-/// [`TuneError`]: a target whose code this machine does not run or that may not run experts, threads that do not
-/// start, a kernel that does not compile (our bug).
+/// [`TuneError`]: a target whose code this machine does not run or that may not run experts, threads that do
+/// not start, a kernel that does not compile (our bug).
 pub fn measure_experts(
     target: &CpuTarget,
     threads: usize,
@@ -66,8 +67,8 @@ pub fn measure_experts(
     Ok(table)
 }
 
-/// The matrix kernels of `expert_ffn` for a batch of `tokens`, each of which chooses one expert, as the passes `layout`
-/// and `fuse` of a build leave them: gate and up, then down.
+/// The matrix kernels of `expert_ffn` for a batch of `tokens`, each of which chooses one expert: gate and up,
+/// then down. They are those that the passes `layout` and `fuse` of a build produce.
 fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsupported> {
     let layout = DispatchLayout { rows: tokens, k: 1, experts: EXPERTS };
     let (x, table) = (Type::f32([tokens, HIDDEN]), Type::i32([layout.words()]));
@@ -88,7 +89,8 @@ fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsuppo
     let mut specs: Vec<KernelSpec> = Vec::new();
     for launch in target.select(&node)?.launches {
         let Work::Kernel(spec) = launch.work else { continue };
-        // The launches of this node are a chain: each reads, as its first operand, the last one's last argument.
+        // The launches of this node are a chain: each reads, as its first operand, the last one's last
+        // argument.
         let fused = specs.last().and_then(|w| target.fused((w, w.args() - 1), (&spec, 0), true));
         if let (Some(fused), Some(last)) = (fused, specs.last_mut()) {
             *last = fused.spec;
@@ -123,7 +125,7 @@ mod tests {
             let loads: Vec<_> = kernels.iter().filter_map(|k| target.load(k, EXPERTS)).collect();
             assert!(loads.iter().all(|l| (l.matrices, l.rows) == (EXPERTS, 1)), "{name}: {loads:?}");
             assert_eq!(loads.iter().map(|l| l.k * l.n).sum::<usize>(), WEIGHTS, "{name}");
-            // Gate and up write what down multiplies: no step stands between them.
+            // Gate and up write the format that down multiplies: there is no step between them.
             let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &kernels[0] else {
                 unreachable!("by its kind")
             };

@@ -1,8 +1,9 @@
-//! Peaks of a unit that runs GPU kernels, by the kernels that a build writes for it: launches, its memory, the link, and the costs
-//! of an expert by its rows.
+//! Peaks of a unit that runs GPU kernels, by the kernels that a build writes for it: launches, its memory,
+//! the link, and the costs of an expert by its rows.
 //!
-//! The expert's table is the CPU's (`experts`) on the other unit: as many experts at once as a layer has, `expert_ffn` of bf16
-//! weights as it is selected for threads. Time is the CPU's clock around calls that are made so often that one wait counts little.
+//! The expert's table is that of the CPU (`experts`) on the GPU: as many experts at once as a layer has,
+//! `expert_ffn` of bf16 weights as it is selected for GPUs. Time is the CPU's clock around enough calls that
+//! a single wait counts little.
 
 use crate::gpu::{GpuTarget, Kernel};
 use crate::{Activations, CpuTarget, InputView, KernelSpec, NodeView, Role, Work};
@@ -16,13 +17,14 @@ use moec_ir::{Format, Glu, Op, Type};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Channels of the residual stream and of an expert, at most: those of OLMoE-1B-7B. A GPU with little free memory gets narrower ones.
+/// Channels of the residual stream and of an expert, at most: those of OLMoE-1B-7B. A GPU with little free
+/// memory gets narrower ones.
 const SHAPE: [usize; 2] = [2048, 1024];
 /// The narrowest.
 const LEAST: usize = 64;
 /// Experts of a layer, all of which get the same rows.
 const EXPERTS: usize = 64;
-/// Rows of an expert that are measured, as far as there is memory for them.
+/// Rows of an expert that are measured, as far as memory permits.
 const ROWS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 /// Columns of the matrix whose reading measures the memory.
 const DEPTH: usize = 2048;
@@ -78,10 +80,10 @@ impl GpuRates {
     }
 }
 
-/// Measures a unit beside `cpu`. `experts`: its table, too. `tick` is called after every figure.
+/// Measures a unit together with `cpu`. `experts`: its table, too. `tick` is called after every figure.
 ///
 /// # Errors
-/// What the unit refuses; a kernel that does not compile (our bug).
+/// Fails if the unit does, or a kernel does not compile (our bug).
 pub fn measure_gpu(
     bench: &mut dyn Bench,
     cpu: &CpuTarget,
@@ -93,7 +95,7 @@ pub fn measure_gpu(
     let target = GpuTarget::new(generation, &cpu)
         .ok_or_else(|| Error::bug(format!("no kernels are written for {generation}")))?;
     let [free, capacity] = bench.memory()?;
-    // The rest is for what else lives there.
+    // The rest is for other allocations there.
     let room = free / 2;
     let mut own = Own { base: bench.take(room)?, end: 0, room };
     own.fill(bench)?;
@@ -144,7 +146,7 @@ fn shape(room: u64) -> [usize; 2] {
     shape
 }
 
-/// The memory that was taken, and what of it has been given out.
+/// The allocated memory, and the part of it that is in use.
 struct Own {
     base: u64,
     end: u64,
@@ -152,7 +154,7 @@ struct Own {
 }
 
 impl Own {
-    /// A place of so many bytes; `None` where there is no room.
+    /// A place with this many bytes; `None` if there is no room.
     fn place(&mut self, bytes: usize) -> Option<u64> {
         let at = self.end;
         let end = at.checked_add((bytes as u64).next_multiple_of(ALIGN))?;
@@ -199,7 +201,7 @@ fn seconds(bench: &mut dyn Bench, calls: &[Call]) -> Result<f64> {
     Ok(bench.time(calls, rounds)?.as_secs_f64() / f64::from(rounds))
 }
 
-/// Microseconds of a launch among others, and what a wait adds.
+/// Microseconds of a launch among others, and the additional time of a wait.
 fn launches(bench: &mut dyn Bench, target: &GpuTarget, own: &Own) -> Result<[f64; 2]> {
     let cols = 32;
     let spec = KernelSpec::Map(Map { op: MapOp::Scale { factor: 0.5 }, cols, a_ld: cols, out_ld: cols });
@@ -233,7 +235,7 @@ fn reading(bench: &mut dyn Bench, target: &GpuTarget, own: &Own) -> Result<f64> 
         schedule: Schedule { rows: 1, ..Schedule::default() },
     });
     let launch = load(bench, target, &[Kernel::from(spec)])?[0];
-    // The row and the result lie after the matrix.
+    // The row and the result follow the matrix.
     let behind = own.base + bytes.next_multiple_of(ALIGN);
     let out = behind + (4 * DEPTH as u64).next_multiple_of(ALIGN);
     if out + 4 * rows as u64 > own.base + own.room {
@@ -264,7 +266,7 @@ fn copy(bench: &mut dyn Bench, own: &Own) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(WAITS))
 }
 
-/// Seconds of one of [`EXPERTS`] experts with `rows` rows each; `None` where there is no room for them.
+/// Seconds of one of [`EXPERTS`] experts with `rows` rows each; `None` if there is no room for them.
 fn expert(
     bench: &mut dyn Bench,
     target: &GpuTarget,

@@ -1,8 +1,8 @@
 //! Peaks of this machine: multiply-adds per second by number format, and bytes read from memory.
 //!
-//! Loops are written in assembly, so that they measure the instruction and not what a compiler made of it.
-//! Each runs on one thread and on all, several times, and the fastest counts: other work on the machine
-//! can only slow a loop down. Beside these limits stands what the kernels of an expert take (`experts`).
+//! Loops are written in assembly, so that they measure the instruction and not a compiler. Each runs on one
+//! thread and on all, several times, and the fastest counts: other work on the machine can only slow a loop
+//! down. The times of an expert's kernels complete these limits (`experts`).
 #![expect(clippy::cast_possible_truncation, reason = "measurements: counts of calls and of rows")]
 
 #[cfg(target_arch = "aarch64")]
@@ -48,8 +48,8 @@ struct Read {
 
 /// Bytes that one turn of a reading loop takes.
 const TURN: usize = 512;
-/// Bytes of a thread's buffer, and those of it that one round reads: far more than a cache holds, and by the
-/// time that they are read again other ones have been.
+/// Bytes of a thread's buffer, and those of it that one round reads. They are far more than a cache holds, so
+/// that lines are evicted before they are read again.
 const BUFFER: usize = 256 << 20;
 const PART: usize = 128 << 20;
 /// Number of times that each figure is taken.
@@ -80,7 +80,7 @@ pub struct PeakRate {
 /// Measured peaks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
-    /// Threads that "all" stands for.
+    /// Number of threads that "all" means.
     pub threads: usize,
     /// Instructions that this CPU has.
     pub peaks: Vec<PeakRate>,
@@ -118,7 +118,7 @@ pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Resu
         peaks.push(PeakRate { format: l.format, instruction: l.instruction, gops });
         tick(l.instruction);
     }
-    // Every page has a frame of its own: the operating system shares those that were never written.
+    // Every page gets a frame of its own: the operating system shares pages that were never written.
     let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
     let read = |memory: &[Vec<u8>]| {
         let best = READS.iter().filter(|r| has(r.features)).map(|r| {
@@ -153,8 +153,8 @@ fn turns_per_second(threads: usize, turns: &(dyn Fn(u64) + Sync)) -> f64 {
     n.max(1) as f64 / fastest(threads, &|_, _| turns(n.max(1)))
 }
 
-/// Seconds that threads take from their common start to the end of the last, in the fastest round. `work` gets
-/// the thread's index and the round's.
+/// Seconds that threads take from their common start to the end of the last, in the fastest round. `work`
+/// gets the thread's index and the round's.
 fn fastest(threads: usize, work: &(dyn Fn(usize, usize) + Sync)) -> f64 {
     let start_line = Barrier::new(threads);
     let rounds = |i: usize| -> Vec<(Instant, Instant)> {

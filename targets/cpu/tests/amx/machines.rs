@@ -39,8 +39,8 @@ pub(crate) fn machines() -> Vec<Machine> {
     vec![machine, permuting]
 }
 
-/// Whether a case of that number is checked on the machine of that place among so many: kernels that use tiles, since the others are
-/// as on AVX-512; in a plain run on one of the machines, in turn.
+/// Whether a case of that number is checked on the machine of that place among so many: kernels that use
+/// tiles, since the others are as on AVX-512; in a plain run on one of the machines, in turn.
 pub(crate) fn wanted(spec: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
     let turn = case / PRODUCTS.len() + case % PRODUCTS.len() + place;
     let attention =

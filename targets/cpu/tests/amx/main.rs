@@ -1,6 +1,6 @@
 //! Matrix kernels and attention on tile registers, in this process: on the CPU's own, or emulated.
 //!
-//! The cases are those of `moec-codegen`; they stand in this crate because the emulator does.
+//! The cases are those of `moec-codegen`; they are in this crate because the emulator is.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(clippy::cast_possible_truncation, clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
@@ -24,7 +24,7 @@ mod matrix;
 #[path = "../../../../codegen/tests/kernels/schedules.rs"]
 mod schedules;
 
-/// GPU kernels meet the cases where these stand.
+/// GPU kernels are tested in the crate of these cases.
 mod gpu_kernels {
     /// No test here uses a GPU.
     pub(crate) const fn on_gpu() -> bool {

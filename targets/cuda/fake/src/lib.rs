@@ -1,17 +1,19 @@
-//! A library that answers as NVIDIA's driver does, and executes kernels on the host ([`moec_ptx`]): for tests of what calls one.
+//! A library that answers as NVIDIA's driver does, and executes kernels on the host ([`moec_ptx`]): for tests
+//! of what calls one.
 //!
-//! A test puts it under the name `libcuda.so.1` where the loader looks. It has one GPU, whose work is done when a call returns. Variables
-//! change it:
+//! A test puts it under the name `libcuda.so.1` where the loader looks. It has one GPU, whose work is done
+//! when a call returns. Variables change it:
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `MOEC_FAKE_LOG` | file that every call is written to, a line each |
-//! | `MOEC_FAKE_GPUS` | `0`: there is no GPU |
+//! | `MOEC_FAKE_GPUS` | `0`: no GPU |
 //! | `MOEC_FAKE_SM` | its generation, 90 if nothing is said |
 //! | `MOEC_FAKE_FREE` | bytes that are free, 64 MiB if nothing is said |
 //! | `MOEC_FAKE_REFUSE` | `FUNCTION=NUMBER`: what gives that error |
 //!
-//! `unsafe` is in this file: addresses are those of a caller that keeps to the driver's documentation (CUDA Driver API, 12.x).
+//! `unsafe` is in this file: addresses are those of a caller that keeps to the driver's documentation (CUDA
+//! Driver API, 12.x).
 #![expect(clippy::cast_possible_truncation, reason = "a stand-in for tests")]
 #![allow(
     clippy::missing_safety_doc,
@@ -73,7 +75,8 @@ macro_rules! driver {
     };
 }
 
-// SAFETY of all blocks below: addresses are of the caller's variables, or of so many bytes as it says; texts end in a zero byte.
+// SAFETY of all blocks below: addresses are of the caller's variables, or of so many bytes as it says; texts
+// end in a zero byte.
 driver! {
     cuInit(_flags: c_uint) { note("cuInit", "") }
     cuDeviceGetCount(count: *mut c_int) {
@@ -158,10 +161,10 @@ driver! {
     cuModuleLoadDataEx(
         module: *mut Handle, image: *const c_void, count: c_uint, options: *mut c_uint, values: *mut *mut c_void
     ) {
-        // SAFETY: as above; what is no ELF file is a text.
+        // SAFETY: as above; data that is not an ELF file is a text.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
         if text.starts_with(b"\x7fELF") {
-            // Machine code is no language that is executed here.
+            // Machine code cannot be executed here.
             note("cuModuleLoadDataEx", "code");
             return 209;
         }
@@ -251,7 +254,7 @@ driver! {
     }
 }
 
-/// Does what was requested, unless it refuses.
+/// Does the requested work, unless it refuses.
 fn done(status: Status, work: impl FnOnce(&mut State) -> Option<()>) -> Status {
     if status != SUCCESS {
         return status;

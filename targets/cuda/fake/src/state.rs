@@ -66,7 +66,7 @@ pub(crate) fn note(function: &str, what: &str) -> c_int {
 }
 
 impl State {
-    /// Takes so many bytes of zeros.
+    /// Allocates this many bytes of zeros.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<u64> {
         let empty = || moec_ptx::parse(".version 7.8\n.target sm_80\n.address_size 64\n").ok();
         if self.memory.is_none() {
@@ -124,7 +124,7 @@ impl State {
         self.kernels.get(kernel).map(|(name, _)| name.clone())
     }
 
-    /// A launch of a kernel; `parameter` gives one of so many bytes.
+    /// A launch of a kernel; `parameter` gives one with this many bytes.
     pub(crate) fn parameters(
         &mut self,
         kernel: usize,

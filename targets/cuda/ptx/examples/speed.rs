@@ -1,4 +1,5 @@
-//! Speed of executed kernels: additions, multiply-adds and a tiled product, in operations of threads per second.
+//! Speed of executed kernels: additions, multiply-adds and a tiled product, in operations of threads per
+//! second.
 //!
 //! `cargo run --release -p moec-ptx --example speed`
 #![allow(clippy::print_stdout, reason = "it says what it measured")]
@@ -7,7 +8,7 @@ use moec_ptx::{Argument, Launch, Memory, Program, parse};
 use std::error::Error;
 use std::time::Instant;
 
-/// A loop of so many turns around 16 times an instruction.
+/// A loop with this many iterations around 16 times an instruction.
 fn text(instruction: &str, turns: u32) -> String {
     format!(
         ".version 8.3\n.target sm_80\n.address_size 64\n.visible .entry kernel(.param .u64 out) {{\n\

@@ -120,13 +120,14 @@ pub(crate) enum Action {
     Copy { to: i64, from: i64, bytes: u32 },
     /// The copies so far are a group.
     CopyCommit,
-    /// Waits until at most so many groups are under way; none is all of them, and copies without a group.
+    /// Waits until at most this many groups are pending; none is all of them, and copies without a group.
     CopyWait(Option<u32>),
     /// Matrices of 8 x 8 halves from shared memory.
     LoadMatrix { offset: i64, count: u32, transposed: bool },
     /// A product of small matrices.
     Matrix(Matrix),
-    /// `outs[0]` from another lane, `outs[1]` whether that lane was in range; `ins` value, lane, clamp and mask.
+    /// `outs[0]` from another lane, `outs[1]` whether that lane was in range; `ins` value, lane, clamp and
+    /// mask.
     Shuffle(Shuffle),
     /// A vote on `ins[0]`, true where it is not `negated`; `ins[1]` is the mask.
     Vote { vote: Vote, negated: bool },
@@ -134,7 +135,8 @@ pub(crate) enum Action {
     Reduce(Reduction),
     /// The lanes that are active.
     ActiveMask,
-    /// A barrier of the block; `ins` its number and, where given, how many threads it has. `arrive` does not wait.
+    /// A barrier of the block; `ins` its number and, where given, how many threads it has. `arrive` does not
+    /// wait.
     Barrier { aligned: bool, arrive: bool },
     /// A barrier of the lanes of the mask `ins[0]`.
     WarpBarrier,
@@ -146,7 +148,7 @@ pub(crate) enum Action {
     Exit,
     /// The kernel gives up.
     Trap,
-    /// Nothing that an interpreter sees: fences, hints.
+    /// Instructions without an effect in an interpreter: fences, hints.
     Nothing,
 }
 

@@ -55,12 +55,12 @@ pub(crate) fn lift(f: impl Fn(&[u64], &mut [u64]) + Send + Sync + 'static) -> Ma
     })
 }
 
-/// The bits of a value that has so many.
+/// The bits of a value with this many.
 pub(crate) fn mask(bits: u32) -> u64 {
     if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
 }
 
-/// A value of so many bits, its sign extended.
+/// A value with this many bits, its sign extended.
 pub(crate) fn signed(value: u64, bits: u32) -> i64 {
     let unused = 64 - bits.clamp(1, 64);
     ((value << unused) as i64) >> unused

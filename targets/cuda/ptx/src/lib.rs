@@ -1,7 +1,8 @@
-//! PTX, read back and executed on the host: what moec emits for NVIDIA GPUs is tested where there is none.
+//! PTX, read back and executed on the host, so that moec's code for NVIDIA GPUs is tested without a GPU.
 //!
-//! A [`Module`] is what a text says ([`parse`], [`print()`]). What is covered, and what an interpreter cannot see, stands in
-//! `docs/ptx.md`; the language is that of the PTX ISA, as LLVM's NVPTX emits it for kernels.
+//! A [`Module`] is the contents of a text ([`parse`], [`print()`]). `docs/ptx.md` lists the supported part of
+//! the language, and the limits of an interpreter. The language is that of the PTX ISA, as LLVM's NVPTX emits
+//! it for kernels.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod code;

@@ -8,7 +8,7 @@ use crate::verify::values;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The first address. Below it lie the windows of generic addresses.
+/// The first address. Below it are the windows of generic addresses.
 const FIRST: u64 = 0x1_0000_0000;
 /// Alignment of a buffer's address, as `cudaMalloc` has it.
 const ALIGN: u64 = 256;
@@ -83,8 +83,8 @@ impl Memory {
         self.hold(name, bytes, true)
     }
 
-    /// A new buffer of so many zeros that begins at an address, a multiple of 256 after all buffers so far; `None` for another
-    /// address.
+    /// A new buffer with this many zeros that begins at an address, a multiple of 256 after all buffers so
+    /// far; `None` for another address.
     pub fn add_at(&mut self, name: &str, address: u64, bytes: usize) -> Option<Buffer> {
         let end = address.checked_add(bytes as u64)?.checked_add(GAP + ALIGN);
         if address < self.next || !address.is_multiple_of(ALIGN) || end.is_none() {
@@ -126,7 +126,7 @@ impl Memory {
         Some(())
     }
 
-    /// A buffer that has so many bytes from byte `at` on.
+    /// A buffer with this many bytes from byte `at` on.
     fn range(&self, buffer: Buffer, at: u64, bytes: usize) -> Option<&BufferBytes> {
         let held = self.held.get(buffer.0)?;
         at.checked_add(bytes as u64).filter(|&end| end <= held.bytes)?;

@@ -10,7 +10,7 @@ pub const MAX_VARIABLE: u64 = 1 << 30;
 /// Most blocks inside of each other.
 pub const MAX_DEPTH: usize = 32;
 
-/// A line of the text, from 1. It is no part of what a module means: all lines are equal.
+/// A line of the text, from 1. It is not part of a module's meaning: all lines are equal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Line(pub u32);
 
@@ -118,7 +118,7 @@ pub struct Variable {
     pub pointer: Option<Pointer>,
     /// Its name.
     pub name: String,
-    /// Dimensions of an array; 0 is `[]`, sized by who starts the kernel.
+    /// Dimensions of an array; 0 is `[]`, whose size is given when the kernel starts.
     pub array: Vec<u64>,
     /// Values in order, of as many elements as are given; the rest is zero.
     pub values: Vec<Literal>,
@@ -241,7 +241,7 @@ pub struct Instruction {
 /// `@%p` or `@!%p`: the threads that execute an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// Those whose register is false.
+    /// Whether it selects lanes whose register is false.
     pub not: bool,
     /// The register.
     pub name: String,

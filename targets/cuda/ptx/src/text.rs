@@ -19,7 +19,7 @@ pub struct SyntaxError {
     pub column: u32,
     /// Expected and found text.
     pub message: String,
-    /// The line as it stands, without indentation.
+    /// The unchanged line, without indentation.
     pub text: String,
     /// Valid text for that place.
     pub hint: String,
@@ -27,7 +27,8 @@ pub struct SyntaxError {
 
 type Parsed<T> = Result<T, SyntaxError>;
 
-/// Reads PTX (ISA 6 to 9). It checks syntax, names of instructions and limits; [`crate::verify`] checks the rest.
+/// Reads PTX (ISA 6 to 9). It checks syntax, names of instructions and limits; [`crate::verify`] checks the
+/// rest.
 ///
 /// # Errors
 /// Malformed text, an unknown directive or an unknown instruction, with its place and its line.

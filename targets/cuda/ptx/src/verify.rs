@@ -9,8 +9,8 @@ use crate::module::{Literal, MAX_VARIABLE, Module, Variable};
 use crate::resolve;
 use crate::types::Type;
 
-/// Checks a module: every name is declared once, every instruction has a form that is known, with operands of its types,
-/// every label and called function exists, and no memory is larger than a block or a thread has.
+/// Checks a module: every name is declared once; every instruction has a known form, with operands of its
+/// types; every label and called function exists; and no memory is larger than a block or a thread has.
 ///
 /// # Errors
 /// The first thing that is wrong, with its place.

@@ -1,5 +1,6 @@
-//! The functions of NVIDIA's driver that are called, as its public documentation declares them (CUDA Driver API, 12.x), found in
-//! the library when a unit is first used: moec itself links to nothing of NVIDIA's.
+//! The functions of NVIDIA's driver that are called, as its public documentation declares them (CUDA Driver
+//! API, 12.x). They are looked up in the library when a unit is first used: moec itself links to nothing of
+//! NVIDIA's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -15,7 +16,7 @@ pub(crate) type Handle = *mut c_void;
 /// The library's name.
 pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// Numbers of errors, and of what is requested.
+/// Numbers of errors, and of attributes.
 pub(crate) mod code {
     use super::{Status, c_int, c_uint};
 
@@ -54,7 +55,8 @@ macro_rules! functions {
             /// The name of one that is not there.
             ///
             /// # Safety
-            /// What `find` gives for a name is the driver's function of that name, for as long as the process lives.
+            /// `find` must return, for a name, the driver's function of that name, valid for as long as the
+            /// process lives.
             pub(crate) unsafe fn load(
                 find: &dyn Fn(&CStr) -> Option<*mut c_void>,
             ) -> Result<Self, &'static CStr> {
@@ -118,12 +120,14 @@ functions! {
 /// The driver of this machine.
 ///
 /// # Errors
-/// What the loader says of the library, or the function that it lacks.
+/// The loader's message about the library, or the function that it lacks.
 pub(crate) fn system() -> Result<Api, String> {
-    // SAFETY: the name ends in a zero byte. What the library does while it is loaded is trusted: its user installed it.
+    // SAFETY: the name ends in a zero byte. What the library does while it is loaded is trusted: its user
+    // installed it.
     let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        // SAFETY: the loader's text is null or ends in a zero byte, and stays until its next call in this thread.
+        // SAFETY: the loader's text is null or ends in a zero byte, and stays until its next call in this
+        // thread.
         let said = unsafe {
             let said = libc::dlerror();
             (!said.is_null()).then(|| CStr::from_ptr(said).to_string_lossy().into_owned())

@@ -1,7 +1,8 @@
 //! A GPU as its driver shows it: a context with a stream for kernels and others for copies.
 //!
-//! Copies of the steps wait for the kernels before them, and kernels for copies that came before: each stream waits for an event
-//! of the other. What is brought beside the steps has a stream of its own (`copies::CopyStream`), for which no kernel waits.
+//! Copies of the steps wait for the kernels before them, and kernels for the copies before them: each stream
+//! waits for an event of the other. Copies that run in parallel to the steps have a stream of their own
+//! (`copies::CopyStream`), for which no kernel waits.
 #![expect(clippy::cast_possible_truncation, reason = "lengths of fixed arrays")]
 
 mod copies;
@@ -17,9 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of what the assembler says.
+/// Bytes of the assembler's message.
 const LOG: usize = 16 << 10;
-/// Time that a wait spins: most crossings of a decoded token are shorter, and to sleep takes longer than that.
+/// Time that a wait spins: most crossings of a decoded token are shorter, and to sleep takes longer than
+/// that.
 const AT_ONCE: Duration = Duration::from_micros(200);
 /// Between two looks from then on.
 const LOOK: Duration = Duration::from_micros(20);
@@ -31,7 +33,7 @@ pub struct Refusal {
     pub function: &'static str,
     /// Its result.
     pub status: i32,
-    /// The name of the error with the driver's words for it, and what the assembler says.
+    /// The name of the error with the driver's message for it, and the assembler's message.
     pub said: String,
     /// The kernel that was to be launched.
     pub kernel: Option<Kernel>,
@@ -61,15 +63,16 @@ pub struct GpuDevice {
     hangs: Arc<AtomicBool>,
 }
 
-// SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
-// the owner of a GPU uses it alone.
+// SAFETY: handles of the driver may be used by any thread that has made the context its own, which every
+// function below does; the owner of a GPU uses it alone.
 unsafe impl Send for GpuDevice {}
 
 impl GpuDevice {
     /// Opens the first GPU of this machine.
     ///
     /// # Errors
-    /// There is no driver, with what the loader says; what the driver refuses, which is `CUDA_ERROR_NO_DEVICE` where there is no GPU.
+    /// A missing driver, with the loader's message; an error of the driver, which is `CUDA_ERROR_NO_DEVICE`
+    /// without a GPU.
     pub fn open() -> Result<Result<Self>, String> {
         api::system().map(|api| Self::with(&api))
     }
@@ -77,7 +80,7 @@ impl GpuDevice {
     /// Opens the first GPU by a driver.
     ///
     /// # Errors
-    /// What the driver refuses; `CUDA_ERROR_NO_DEVICE` where there is none.
+    /// Fails if the driver does; `CUDA_ERROR_NO_DEVICE` without a GPU.
     pub(crate) fn with(api: &Api) -> Result<Self> {
         let (mut count, mut device) = (0, 0);
         // SAFETY: every address is of a variable that lives as long as the call.
@@ -131,16 +134,17 @@ impl GpuDevice {
     /// Its generation, as two digits: 90 of `sm_90`.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn generation(&self) -> Result<u32> {
         let [major, minor] = code::CAPABILITY.map(|attribute| self.attribute(attribute));
         Ok(major? * 10 + minor?)
     }
 
-    /// Bytes a second that its memory's clock and width allow, two transfers a clock, as the driver states both.
+    /// Bytes a second that its memory's clock and width allow, two transfers a clock, as the driver states
+    /// both.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn memory_peak(&self) -> Result<f64> {
         let [khz, bits] = code::MEMORY.map(|attribute| self.attribute(attribute));
         Ok(2e3 * f64::from(khz?) * f64::from(bits?) / 8.0)
@@ -149,7 +153,7 @@ impl GpuDevice {
     /// Clocks a second of all its multiprocessors together, at the highest clock that the driver states.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn clocks(&self) -> Result<f64> {
         let [count, khz] = code::MULTIPROCESSORS.map(|attribute| self.attribute(attribute));
         Ok(f64::from(count?) * f64::from(khz?) * 1e3)
@@ -165,7 +169,7 @@ impl GpuDevice {
     /// Loads kernels: a text that the driver assembles, or machine code.
     ///
     /// # Errors
-    /// What its assembler says.
+    /// Fails if the driver's assembler does.
     pub fn load(&mut self, image: Image<'_>) -> Result<()> {
         self.current()?;
         let mut log = vec![0_u8; LOG];
@@ -180,8 +184,8 @@ impl GpuDevice {
             unsafe { (self.api.module_unload)(self.module) };
             self.module = ptr::null_mut();
         }
-        // SAFETY: a text ends in a zero byte, and code says in its head how long it is; both options have their values, and the log
-        // has as many bytes as is said.
+        // SAFETY: a text ends in a zero byte, and code has its length in its head; both options have their
+        // values, and the log has as many bytes as is said.
         let status = unsafe {
             (self.api.module_load)(
                 &raw mut self.module,
@@ -198,10 +202,10 @@ impl GpuDevice {
         })
     }
 
-    /// A kernel of what was loaded last.
+    /// A kernel of the text or code that was loaded last.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// Fails if there is no kernel of that name.
     pub fn kernel(&self, symbol: &CStr) -> Result<Kernel> {
         let mut function = ptr::null_mut();
         self.current()?;
@@ -213,7 +217,7 @@ impl GpuDevice {
     /// Bytes of its memory that are free, and all.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn memory(&self) -> Result<[usize; 2]> {
         let (mut free, mut all) = (0, 0);
         self.current()?;
@@ -225,7 +229,7 @@ impl GpuDevice {
     /// Takes a memory of zeros, in the place of an earlier one, which is not used any more.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn take(&mut self, bytes: usize) -> Result<DevicePtr> {
         let mut at = 0;
         self.current()?;
@@ -236,13 +240,13 @@ impl GpuDevice {
         // SAFETY: the address is of a number.
         check(&self.api, "cuMemAlloc", unsafe { (self.api.memory_alloc)(&raw mut at, bytes) })?;
         self.memory = Some((at, bytes));
-        // SAFETY: the memory has so many bytes.
+        // SAFETY: the memory has this many bytes.
         let status = unsafe { (self.api.memory_zero)(at, 0, bytes, self.compute) };
         check(&self.api, "cuMemsetD8Async", status)?;
         Ok(at)
     }
 
-    /// Whether a place lies in the memory.
+    /// Whether a place is inside the memory.
     pub(crate) fn holds(&self, at: u64, bytes: usize) -> bool {
         let Some((base, all)) = self.memory else { return false };
         at.checked_sub(base).is_some_and(|offset| offset.saturating_add(bytes as u64) <= all as u64)
@@ -251,10 +255,10 @@ impl GpuDevice {
     /// Launches a kernel at once.
     ///
     /// # Safety
-    /// The addresses are those that it takes.
+    /// The kernel must take exactly these addresses.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub unsafe fn launch(
         &mut self,
         kernel: Kernel,
@@ -286,7 +290,7 @@ impl GpuDevice {
         check(&self.api, "cuLaunchKernel", status)
     }
 
-    /// Has one stream wait for what the other has been given.
+    /// Makes one stream wait for the work that the other has been given.
     fn behind(&self, later: Handle, earlier: Handle) -> Result<()> {
         // SAFETY: streams and event are this GPU's own.
         unsafe {
@@ -298,7 +302,7 @@ impl GpuDevice {
     /// Copies inside of the GPU's memory, in the order of its kernels.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub fn within(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
         self.current()?;
         self.flush()?;
@@ -310,7 +314,7 @@ impl GpuDevice {
     /// Waits until every kernel has ended, and every copy before it.
     ///
     /// # Errors
-    /// What stopped one; `CUDA_ERROR_NOT_READY` where one takes longer than `limit`.
+    /// The error that stopped one; `CUDA_ERROR_NOT_READY` if one takes longer than `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         self.current()?;
         self.flush()?;
@@ -353,11 +357,12 @@ fn look(
 
 impl Drop for GpuDevice {
     fn drop(&mut self) {
-        // To free what a kernel uses waits for it.
+        // Freeing memory of a kernel waits for it.
         if self.hangs.load(Ordering::Relaxed) || self.context.is_null() || self.current().is_err() {
             return;
         }
-        // SAFETY: everything is this GPU's own and used no more; what was not made is not given back.
+        // SAFETY: everything is this GPU's own and used no more; objects that were not created are not
+        // released.
         unsafe {
             self.graphs.free(&self.api);
             if !self.compute.is_null() {
@@ -383,7 +388,7 @@ impl Drop for GpuDevice {
 pub enum Image<'a> {
     /// PTX.
     Text(&'a CStr),
-    /// Machine code, an ELF file of NVIDIA's. A driver believes what stands in its head: it must be one that an assembler has written.
+    /// Machine code, an ELF file of NVIDIA's. A driver trusts its head: an assembler must have written it.
     Code(&'a [u8]),
 }
 

@@ -1,9 +1,9 @@
 //! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
 //!
-//! Kernels are launched in their order, those between two copies together, and waited for where a step needs their results;
-//! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: the code that brings it does. Machine code
-//! of the bundle is taken where the GPU is of its generation and the driver accepts it, else its text. What is refused is said by
-//! name, with what helps.
+//! Kernels are launched in their order, those between two copies together. A step that needs their results
+//! waits for them, and so do copies. Copies parallel to the steps wait for them, too, but kernels do not wait
+//! for these copies: the code that requests them does. Machine code of the bundle is used if the GPU is of
+//! its generation and the driver accepts it, else the text. Errors name what was refused, with a remedy.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "addresses of a device have 64 bits, as those of its host"
@@ -23,7 +23,8 @@ use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The longest that kernels may take before a thread waits for them: a display's driver kills them after seconds.
+/// The longest that kernels may take before a thread waits for them: a display's driver kills them after
+/// seconds.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// Message where nothing should go wrong.
 const BUG: &str =
@@ -32,7 +33,7 @@ const BUG: &str =
 const EMULATE: &str =
     "run the bundle on a machine with such a GPU, or emulate the unit with `moec run BUNDLE --emulate …`";
 
-/// Opens the first GPU of this machine, for what is called `unit`.
+/// Opens the first GPU of this machine, for the unit named `unit`.
 ///
 /// # Errors
 /// [`Error::Machine`]: no driver, no GPU, a driver that does not start.
@@ -55,7 +56,7 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
 /// A GPU of this machine.
 pub struct Gpu {
     name: String,
-    /// For copies beside the steps. It is given back before the GPU.
+    /// For copies parallel to the steps. It is released before the GPU.
     beside: Mutex<Copies>,
     device: Mutex<GpuDevice>,
     /// By index of the plan's launches.
@@ -100,7 +101,7 @@ impl Gpu {
         self.lock().name()
     }
 
-    /// Whether its kernels are the machine code of the bundle, not what the driver made of the text.
+    /// Whether its kernels are the bundle's machine code, not the driver's from the text.
     pub fn is_assembled(&self) -> bool {
         self.assembled
     }
@@ -113,7 +114,7 @@ impl Gpu {
         Error::unit(&self.name, refusal).with_hint(hint.to_owned())
     }
 
-    /// A GPU without so many bytes.
+    /// Error of a GPU with fewer than `bytes` free bytes.
     fn few(&self, device: &GpuDevice, bytes: u64, how: &str) -> Error {
         let (free, name) = (room(device), device.name());
         let why = format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`");
@@ -152,7 +153,8 @@ impl Gpu {
         .with_hint(format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one")))
     }
 
-    /// Loads the kernels: machine code where the GPU runs it and the driver takes it, else the text. Gives which.
+    /// Loads the kernels: machine code where the GPU runs it and the driver takes it, else the text. Gives
+    /// which.
     fn load_kernels(&self, device: &mut GpuDevice, artifact: Artifact) -> Result<bool> {
         let [wanted, here] = self.check_generation(device, &artifact)?;
         let zero = |_| Error::plan("a zero byte in a text");
@@ -195,7 +197,8 @@ impl Gpu {
         if let Some(at) = addresses.iter().position(|&at| !device.holds(at, 1)) {
             return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
         }
-        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the GPU's memory as long as the unit has it.
+        // SAFETY: the plan is verified, and the kernel takes as many addresses, which are in the GPU's memory
+        // as long as the unit has it.
         unsafe { device.queue(*kernel, blocks, of.launch.block, &addresses, rows) };
         Ok(())
     }
@@ -298,7 +301,7 @@ enum Direction {
 impl Gpu {
     /// Direction of a copy, which has one end in the GPU's memory at least.
     fn way(&self, device: &GpuDevice, from: Addr, to: Addr, bytes: usize) -> Result<Direction> {
-        // A place that was to be read from a table, and was lost, is none.
+        // A place in a table that was not read is invalid.
         self.sound()?;
         let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
         match [first, second].map(|at| device.holds(at, bytes)) {
@@ -329,8 +332,8 @@ impl Gpu {
         done.map_err(|e| self.stopped(&e, limit))
     }
 
-    /// Copies beside the steps: after the kernels until now, and before none. It has ended when this returns, and the GPU is free
-    /// for others meanwhile.
+    /// Copies parallel to the steps: after the kernels until now, and before none. The copy has ended when
+    /// this returns, and the GPU is free for other work meanwhile.
     ///
     /// # Safety
     /// As [`ComputeUnit::copy`].

@@ -1,14 +1,17 @@
 //! Drives an NVIDIA GPU, as a unit of a plan. See `docs/cuda.md`, On a GPU.
 //!
-//! * [`Gpu`] implements [`ComputeUnit`](moec_runtime::exec::unit::ComputeUnit): GPU kernels are launched, and rows are copied.
-//! * [`device`]: a GPU as its driver shows it: a context, two streams, pinned memory, a module. Code that measures one uses it, too.
-//! * `api`: the functions of the driver that are called, found in `libcuda.so.1` when a GPU is first requested.
+//! * [`Gpu`] implements [`ComputeUnit`](moec_runtime::exec::unit::ComputeUnit): GPU kernels are launched, and
+//!   rows are copied.
+//! * [`device`]: a GPU as its driver shows it: a context, two streams, pinned memory, a module. Code that
+//!   measures one uses it, too.
+//! * `api`: the functions of the driver that are called, found in `libcuda.so.1` when a GPU is first
+//!   requested.
 //! * [`text`]: the artifacts of a unit: PTX, and what NVIDIA's assembler made of it.
 //!
 //! [`NATIVE`] is what a bundle's `run` gives its subcommands, to have this unit.
 //!
-//! Invariant: this crate reaches `moec-ir` and `moec-runtime`, and nothing else of the workspace, so that it builds beside a
-//! generated runner.
+//! Invariant: this crate reaches `moec-ir` and `moec-runtime`, and nothing else of the workspace, so that it
+//! builds beside a generated runner.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod api;

@@ -1,4 +1,4 @@
-//! The unit on a driver that is made up: its calls in their order, and what its refusals become.
+//! The unit on a fake driver: the order of its calls, and the errors that result from refusals.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod driver;
@@ -98,7 +98,8 @@ fn step(gpu: &Gpu, code: Builtin, args: &[Addr], fault: &OnceLock<StepFault>) {
         units: Units::default(),
     };
     let thread = PoolThread { index: 0, of: 1, scratch: args[0] };
-    // SAFETY: the addresses are those of the plan: in the made-up memory of the GPU, and of the test's own numbers.
+    // SAFETY: the addresses are those of the plan: in the fake memory of the GPU, and of the test's own
+    // numbers.
     unsafe { gpu.submit(&launch, thread) };
 }
 
@@ -207,7 +208,8 @@ fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
     (0..times).map(run).collect()
 }
 
-/// Launches that come again are captured, and a graph from then on; a driver that makes none gets them one by one.
+/// Launches that come again are captured, and a graph from then on; a driver that makes none gets them one by
+/// one.
 #[test]
 fn launches_that_come_again_are_a_graph() {
     const ONCE: [&str; 2] = ["launch", "cuStreamQuery compute"];
@@ -236,7 +238,8 @@ fn launches_that_come_again_are_a_graph() {
     assert_eq!(runs(&gpu, base, 3), [ONCE.to_vec(), tried.collect(), ONCE.to_vec()]);
 }
 
-/// Machine code is taken where the GPU is of its first digit and it is whole; else the driver gets the text.
+/// Machine code is used if the GPU's generation has the same first digit and the code is complete; else the
+/// driver gets the text.
 #[test]
 fn machine_code_goes_first_where_the_gpu_runs_it() {
     let mut plan = parse_plan(PLAN).unwrap();
@@ -252,7 +255,7 @@ fn machine_code_goes_first_where_the_gpu_runs_it() {
         assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
         loads.join(", ")
     };
-    // A head that speaks of nothing else.
+    // A head that lists nothing else.
     let mut head = b"\x7fELF\x02\x01\x01".to_vec();
     head.resize(64, 0);
     fs::write(&code, &head).unwrap();
@@ -291,7 +294,7 @@ fn changed_kernels_do_not_reach_the_driver() {
     }
 }
 
-/// A plan and a text that speak of other kernels are no pair.
+/// A plan and a text with different kernels do not match.
 #[test]
 fn kernels_are_those_of_the_plan() {
     for (text, words) in [
@@ -307,8 +310,8 @@ fn kernels_are_those_of_the_plan() {
     }
 }
 
-/// Long copies go through two buffers in turn, whole, and none is used before the copy before it has passed. Beside the steps
-/// they wait for kernels, and no kernel for them.
+/// Long copies go through two buffers in turn, whole, and none is used before the copy before it has passed.
+/// Beside the steps they wait for kernels, and no kernel for them.
 #[test]
 fn long_copies_take_turns() {
     let _turn = turn(|fake| fake.free = 64 << 20);
@@ -318,7 +321,7 @@ fn long_copies_take_turns() {
     let numbers: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
     let mut back = vec![0_u8; bytes];
     calls();
-    // SAFETY: so many bytes are at both ends.
+    // SAFETY: both ends have this many bytes.
     unsafe { gpu.copy(Addr::read_only(numbers.as_ptr()), base, bytes) };
     let piece = ["cuEventQuery", "cuMemcpyHtoDAsync", "cuEventRecord beside"];
     let there: Vec<String> =
@@ -330,7 +333,7 @@ fn long_copies_take_turns() {
     // SAFETY: as above.
     unsafe { gpu.copy(base, Addr::read_only(back.as_mut_ptr()), bytes) };
     assert!(back == numbers);
-    // The second piece is on its way before the first is read.
+    // The second piece is being copied before the first is read.
     let copies: Vec<bool> = calls().iter().map(|a| a.starts_with("cuMemcpyDtoH")).collect();
     let at: Vec<usize> = copies.iter().zip(0..).filter(|(c, _)| **c).map(|(_, i)| i).collect();
     assert_eq!((at.len(), at[1] - at[0]), (3, 3));
@@ -447,7 +450,7 @@ fn what_stops_a_step_is_named() {
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
     let why = message(fault);
     assert!(why.contains("a copy failed"), "{why}");
-    // Nothing is waited for in peace from then on, and nothing is copied: a place that a copy was to say is none.
+    // From then on every wait fails, and nothing is copied: the place that a copy was to read is invalid.
     let fault = OnceLock::new();
     gpu.wait(&fault);
     let why = message(fault);

@@ -40,7 +40,7 @@ pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let path = first.artifact.clone();
     let text = bundle.read(&path, regular::PTX)?;
     let text = String::from_utf8(text).map_err(|_| Error::plan(format!("`{path}` is not text")))?;
-    // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
+    // A plan that lists the code needs it; one that does not ignores it, whatever is in the folder.
     let code_at = code_path(&path);
     let listed = plan.files.iter().any(|f| f.path == code_at);
     let code = listed.then(|| bundle.read(&code_at, regular::PTX)).transpose()?;
@@ -54,10 +54,11 @@ impl Artifact {
         target.split([',', ' ']).next()
     }
 
-    /// Whether the text has a kernel that takes what a plan gives it: so many addresses, and a number of rows.
+    /// Whether the text has a kernel with the parameters of the plan: this many addresses, and a number of
+    /// rows.
     ///
     /// # Errors
-    /// What it lacks, for people.
+    /// The missing kernel or parameter, for people.
     pub fn check(&self, kernel: &GpuKernel) -> Result<(), String> {
         let missing = || format!("there is no kernel of that name in `{}`", self.path);
         let begins = |text: &str| text.trim_start().starts_with('(');
@@ -90,7 +91,8 @@ pub(crate) fn is_whole(code: &[u8]) -> bool {
         Some(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
     };
     let inside = |at: u64, bytes: u64| at.checked_add(bytes).is_some_and(|end| end <= code.len() as u64);
-    // Where tables of segments and of sections stand in the head: their place, the bytes of a row, the rows.
+    // Places in the head that describe the tables of segments and of sections: their start, the bytes of a
+    // row, the rows.
     let tables = [(32, 54, 56), (40, 58, 60)].map(|(at, each, count)| {
         let (at, each, count) = (number(at, 8)?, number(each, 2)?, number(count, 2)?);
         inside(at, each * count).then_some((at, each, count))

@@ -1,4 +1,4 @@
-//! One private bus, for a caller whose next request depends on what has come.
+//! One private bus, for a caller whose next request depends on earlier data.
 
 use std::collections::VecDeque;
 
@@ -36,8 +36,8 @@ impl Bus {
         }
     }
 
-    /// Requests a line of rank 0, at clock `from` at the earliest. A clock that has been simulated already means
-    /// the next one.
+    /// Requests a line of rank 0, at clock `from` at the earliest. A clock that has been simulated already
+    /// means the next one.
     pub fn request(&mut self, from: Clock, request: Request) {
         self.requests.push_back((from, request));
     }

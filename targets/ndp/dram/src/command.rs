@@ -47,15 +47,15 @@ impl Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Scope {
-    /// Those of one port: its command bus and its data bus.
+    /// Commands of one port: its command bus and its data bus.
     Port,
-    /// Those of one port to different ranks.
+    /// Commands of one port to different ranks.
     Others,
-    /// Those to one rank, whichever port they come from.
+    /// Commands to one rank, whichever port they come from.
     Rank,
-    /// Those to one bank group.
+    /// Commands to one bank group.
     Group,
-    /// Those to one bank.
+    /// Commands to one bank.
     Bank,
 }
 
@@ -84,7 +84,8 @@ pub(crate) struct Gaps {
     pub(crate) write_latency: Clock,
 }
 
-/// The table of JESD79-5's rules. Those of [`Scope::Port`] and [`Scope::Others`] are of buses, the rest of chips.
+/// The table of JESD79-5's rules. Those of [`Scope::Port`] and [`Scope::Others`] are of buses, the rest of
+/// chips.
 fn rules(t: &Timing) -> Vec<Rule> {
     let n = |x: u32| i64::from(x);
     let rule = |scope, before, after, clocks| Rule { scope, before, after, clocks };

@@ -25,7 +25,7 @@ impl Default for Options {
     }
 }
 
-/// A command on its way to a rank.
+/// A command that is sent to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// Its first clock on the command bus.
@@ -41,14 +41,15 @@ pub struct Issued {
 /// A controller with an open-page policy and first-ready, first-come-first-served order.
 ///
 /// It has one port, the host's, which reaches all ranks over one bus; with [`Controller::with_private_ports`]
-/// one more for each rank. Each port has two queues, for reads and writes. At every clock the ports are polled
-/// in their order, and each sends one command at most:
+/// one more for each rank. Each port has two queues, for reads and writes. At every clock the ports are
+/// polled in their order, and each sends one command at most:
 ///
 /// 1. the oldest request whose row was opened for it, if the chips are ready for it;
-/// 2. a refresh that is due, or what it needs. It goes over the host's port, rank by rank. Until the last one is
-///    sent the host opens and reads nothing else, and a private port nothing of the rank whose refresh is due;
-/// 3. the oldest request whose next command the chips are ready for, of the reads or, while writes are drained,
-///    of the writes. A row is not closed while the request that it was opened for has yet to come.
+/// 2. a refresh that is due, or what it needs. It goes over the host's port, rank by rank. Until the last one
+///    is sent the host opens and reads nothing else, and a private port nothing of the rank whose refresh is
+///    due;
+/// 3. the oldest request whose next command the chips are ready for, of the reads or, while writes are
+///    drained, of the writes. A row is not closed while the request that it was opened for has yet to come.
 ///
 /// A request leaves its queue when its row is opened for it, or with its own command. Nothing looks at rows
 /// beyond that: of two requests that are ready the older one goes, be it a hit or not.
@@ -74,8 +75,8 @@ impl Controller {
         }
     }
 
-    /// A controller whose ranks have one more way each: port `1 + rank` reaches this rank alone, over buses of
-    /// its own.
+    /// A controller whose ranks have one more way each: port `1 + rank` reaches this rank alone, over buses
+    /// of its own.
     pub fn with_private_ports(timing: &Timing, geometry: Geometry, options: Options) -> Self {
         let mut controller = Self::new(timing, geometry, options);
         let port = |rank| Port::new(1 + rank as usize, options.queue.max(1), rank, 1);
@@ -105,8 +106,8 @@ impl Controller {
         self.ports.iter().map(port).min().unwrap_or(NEVER).min(self.due).max(now + 1)
     }
 
-    /// Sends what can go at clock `now`. Clocks must not be left out that [`Controller::next`] named, nor those
-    /// before which a request was offered.
+    /// Sends what can go at clock `now`. Clocks must not be left out that [`Controller::next`] named, nor
+    /// those before which a request was offered.
     pub fn step(&mut self, now: Clock, mut sent: impl FnMut(Issued)) {
         if now >= self.due {
             self.refreshes.extend(0..self.ranks);
@@ -147,8 +148,8 @@ impl Controller {
         }
     }
 
-    /// Each port that a command to `at` concerns looks at its queues again: its sender, the host, and the rank's own
-    /// port; all of them where a refresh has been sent and another rank is next.
+    /// Updates the queues of each port that a command to `at` affects: its sender, the host, and the rank's
+    /// own port; all of them if a refresh has been sent and another rank is next.
     fn notify(&mut self, sender: usize, command: Command, at: Address, one_bank: bool) {
         let group = self.chips.slot(&at).group;
         for (number, port) in self.ports.iter_mut().enumerate() {

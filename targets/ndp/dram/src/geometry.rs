@@ -22,9 +22,9 @@ pub struct Geometry {
 impl Geometry {
     /// The subchannels of TriMoE's module (Table 1: 128 GB, 4 ranks × 8 bank groups × 4 banks).
     ///
-    /// 128 GB are 8 subchannel-ranks of 16 GB: 32 banks of 2^17 rows of 4 KB where four chips of 32 Gb make a
-    /// rank, 32 banks of 2^16 rows of 8 KB where eight of 16 Gb do. Timing knows neither, so rows and columns
-    /// are the larger of both.
+    /// 128 GB are 8 subchannel-ranks of 16 GB: 32 banks of 2^17 rows of 4 KB with four chips of 32 Gb per
+    /// rank, or 32 banks of 2^16 rows of 8 KB with eight chips of 16 Gb. Timing depends on neither, so rows
+    /// and columns are the larger of both.
     pub const fn trimoe() -> Self {
         Self { channels: 64, ranks: 4, groups: 8, banks: 4, rows: 1 << 17, columns: 128 }
     }

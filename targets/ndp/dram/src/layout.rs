@@ -1,11 +1,11 @@
-//! In which order the lines of a long stream lie over ranks, bank groups, banks, rows and columns.
+//! Order of the lines of a long stream over ranks, bank groups, banks, rows and columns.
 
 use crate::{Address, Geometry, Kind, Request};
 
 /// Parts of a line's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// The ranks that the stream lies in.
+    /// The ranks that hold the stream.
     Rank,
     /// Bank groups.
     Group,
@@ -24,11 +24,11 @@ use Axis::*;
 pub struct Layout(pub [Axis; 5]);
 
 impl Layout {
-    /// Order of lines in one module for the unit on it: line by line over its ranks, then over bank groups, along the
-    /// rows, over banks.
+    /// Order of lines in one module for the unit on it: line by line over its ranks, then over bank groups,
+    /// along the rows, over banks.
     pub const LOCALIZED: Self = Self([Rank, Group, Column, Bank, Row]);
-    /// Order of lines in all DIMMs of a channel for the host: over the bank groups of a rank, then over the ranks
-    /// of all DIMMs, along the rows, over banks.
+    /// Order of lines in all DIMMs of a channel for the host: over the bank groups of a rank, then over the
+    /// ranks of all DIMMs, along the rows, over banks.
     pub const STRIPED: Self = Self([Group, Rank, Column, Bank, Row]);
     /// Row by row of one bank, bank by bank.
     pub const ROW_MAJOR: Self = Self([Column, Bank, Group, Rank, Row]);

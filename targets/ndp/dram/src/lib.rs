@@ -1,11 +1,11 @@
-//! A cycle-level model of DDR5 memory behind its controllers: when each command to a rank goes out, and so how
-//! long streams of lines of 64 bytes take.
+//! A cycle-level model of DDR5 memory behind its controllers: when each command to a rank goes out, and so
+//! how long streams of lines of 64 bytes take.
 //!
 //! | to | use |
 //! |---|---|
 //! | run a trace of requests | [`trace::simulate`] |
 //! | know how long an expert takes over a module's private buses, or over the host's channel | [`Channel`] |
-//! | go along with a unit that requests lines by what has come | [`Bus`] |
+//! | simulate a unit whose requests depend on earlier data | [`Bus`] |
 //! | serve streams of several masters | [`serve`] |
 //! | go clock by clock | [`Controller`] |
 //!

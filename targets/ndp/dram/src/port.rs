@@ -5,9 +5,9 @@ use crate::chips::{Chips, Slot};
 use crate::command::{Clock, Command, Ready, Scope};
 use crate::{Kind, Request};
 
-/// A read, or a write while writes are drained, that waited this many clocks is served before all others of its
-/// port, and no other port gets ahead of it at its rank. Refresh closes all rows far more often, so that within a port only a row that is hit again
-/// and again without refresh keeps another one waiting that long.
+/// A read, or a write while writes are drained, that waited this many clocks is served before all others of
+/// its port, and no other port precedes it at its rank. Refresh closes all rows far more often. So within a
+/// port only a row that is hit again and again without refresh makes another one wait that long.
 pub const PATIENCE: Clock = 1 << 16;
 
 /// Never.
@@ -18,8 +18,8 @@ pub(crate) struct Entry {
     pub(crate) request: Request,
     pub(crate) slot: Slot,
     since: Clock,
-    /// Next command that it needs, and the first clock at which its bank takes that; [`NEVER`]: not before another
-    /// request has come to the row that it would close.
+    /// Next command that it needs, and the first clock at which its bank takes that. [`NEVER`]: not before
+    /// another request has come to the row that it would close.
     command: Command,
     ready: Clock,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Nothing to send.
+    /// No command to send.
     const NONE: Self = Self { at: NEVER, command: Command::Refresh, pick: Pick::Refresh(0) };
 }
 
@@ -92,7 +92,7 @@ pub enum Offer {
 /// The next refresh, as a port sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshing {
-    /// None is due that concerns the port: it reads and writes.
+    /// No refresh is due that concerns the port: it reads and writes.
     No,
     /// This rank's is to be sent, and no read or write until then.
     Mine(u32),
@@ -113,7 +113,7 @@ pub(crate) struct Port {
     command_bus: Ready,
     /// The first rank that it reaches.
     first: u32,
-    /// By rank, what the data bus of this port requests between ranks.
+    /// By rank, the constraints of this port's data bus between ranks.
     data_bus: Vec<Ready>,
     /// By rank, when it and the ways to it take each command, as of the last plan.
     ranks: Vec<Ready>,
@@ -195,8 +195,8 @@ impl Port {
         }
     }
 
-    /// Between reading and writing: writes wait until four fifths of their queue are full or no read waits, and
-    /// go until less than a fifth is left.
+    /// Switches between reading and writing: writes wait until four fifths of their queue are full or no read
+    /// waits, and continue until less than a fifth is left.
     fn set_mode(&mut self, now: Clock) -> bool {
         let (writes, depth) = (5 * self.writes.len(), self.depth);
         let starved = self.reads.first().is_some_and(|r| now - r.since > PATIENCE);
@@ -205,7 +205,7 @@ impl Port {
         self.draining
     }
 
-    /// Whether the oldest request that is to be served waits for this rank, and has waited for too long.
+    /// Whether the oldest request of the current direction waits for this rank, and has waited for too long.
     pub(crate) fn is_starved(&self, rank: u32, now: Clock) -> bool {
         let oldest = [self.opened.first(), self.queue().1.first()];
         oldest.into_iter().flatten().any(|e| e.slot.rank == rank && now - e.since > PATIENCE)
@@ -256,8 +256,8 @@ impl Port {
         for list in [&mut self.opened, &mut self.reads, &mut self.writes] {
             list.iter_mut().filter(|e| touched(e.slot)).for_each(|e| e.update(chips));
         }
-        // To others of the rank it does nothing but delay them: a plan for another rank stands, unless what was
-        // touched can go as early.
+        // The command can only delay other requests of the rank: a plan for another rank stays valid, unless
+        // a touched request can go as early.
         let Some(plan) = self.plan.filter(|plan| plan.at < NEVER && self.rank(plan) != Some(rank)) else {
             self.plan = None;
             return;

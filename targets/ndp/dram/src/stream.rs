@@ -29,13 +29,13 @@ pub enum Path {
     Host(Placement),
 }
 
-/// One channel of the host: DIMMs whose subchannels are the same two buses, and whose ranks each have a bus to
-/// the unit of their module beside that.
+/// One channel of the host: DIMMs whose subchannels are the same two buses. In addition each of their ranks
+/// has a private bus to the unit of its module.
 ///
-/// Banks, bank groups and ranks do not depend on the port: tCCD, tRRD, tFAW, tRCD and the like hold between all
-/// commands of a rank, and refresh stops both. The host's data bus knows bursts and changes of rank among the
-/// host's own commands alone, a private bus those of its rank. TriMoE leaves open who goes first; here the host
-/// does, at every clock, and each side is first-ready, first-come-first-served in itself.
+/// Banks, bank groups and ranks do not depend on the port: tCCD, tRRD, tFAW, tRCD and the like apply to all
+/// commands of a rank, and refresh stops both. The host's data bus has bursts and changes of rank of the
+/// host's own commands only, a private bus those of its rank. TriMoE does not specify the priority. Here the
+/// host has it, at every clock, and each side is first-ready, first-come-first-served.
 #[derive(Clone, Copy, Debug)]
 pub struct Channel {
     /// The chips.
@@ -114,8 +114,8 @@ impl Channel {
 
     /// Clocks until the last of `lines` lines is there, from an idle channel.
     ///
-    /// Streams of up to 18 refresh periods are simulated to their end. Longer ones go on at the rate of the last
-    /// 16 of those; a test holds that to be within half a percent.
+    /// Streams of up to 18 refresh periods are simulated to their end. Longer ones go on at the rate of the
+    /// last 16 of those; a test holds that to be within half a percent.
     pub fn stream_cycles(&self, path: Path, lines: u64) -> Clock {
         let load = match path {
             Path::Ndp => Load { placement: Placement::Localized, host: 0, ndp: lines, busy: 1 },
@@ -127,10 +127,10 @@ impl Channel {
 
     /// The host reads `host` lines while the units of `busy` DIMMs read `ndp` lines each out of their own.
     ///
-    /// The two lie in different rows of the same banks. When one side has ended the other goes on alone. Streams
-    /// that take more than 98 refresh periods go on at the rate of the last 96; a test holds that to be within
-    /// five percent, because rows meet in a bank now and then for as long as a stream. Ports are simulated one by
-    /// one here, which takes a good part of a second: keep the result.
+    /// The two are in different rows of the same banks. When one side has ended the other goes on alone.
+    /// Streams that take more than 98 refresh periods go on at the rate of the last 96. A test checks that
+    /// this is within five percent, since conflicts of rows in a bank recur as long as a stream lasts. Ports
+    /// are simulated one by one here, which takes a good part of a second: keep the result.
     pub fn together(&self, placement: Placement, host: u64, ndp: u64, busy: u32) -> Together {
         let load = Load { placement, host, ndp, busy: busy.min(self.dimms) };
         let [host, ndp] = self.ends(load);
@@ -139,7 +139,7 @@ impl Channel {
         Together { host, ndp, host_alone, ndp_alone }
     }
 
-    /// GB/s of a stream that takes so many clocks.
+    /// GB/s of a stream that takes this many clocks.
     pub fn rate_gbs(&self, lines: u64, clocks: Clock) -> f64 {
         64.0 * lines as f64 / self.timing.microseconds(clocks) / 1000.0
     }

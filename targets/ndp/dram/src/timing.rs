@@ -4,8 +4,8 @@ use serde::Serialize;
 
 /// Timing parameters of DDR5, all in clocks but for the two that say what a clock is.
 ///
-/// Names are those of JESD79-5 without the `t`. Where a parameter has a short and a long form, the short one
-/// holds between bank groups of a rank and the long one within a bank group.
+/// Names are those of JESD79-5 without the `t`. If a parameter has a short and a long form, the short one
+/// applies between bank groups of a rank and the long one within a bank group.
 ///
 /// | field | `ddr5_4800an` | source | `trimoe` | source |
 /// |---|---|---|---|---|
@@ -98,7 +98,8 @@ pub const TIMINGS: [(&str, Timing); 2] =
 pub const RFC1_NS: [(u32, u32); 3] = [(8, 195), (16, 295), (32, 410)];
 
 impl Timing {
-    /// DDR5-4800AN by JESD79-5, chips of 32 Gb: what makes 128 GB of four ranks with chips of eight data pins.
+    /// DDR5-4800AN by JESD79-5, chips of 32 Gb: what makes 128 GB of four ranks with chips of eight data
+    /// pins.
     pub const fn ddr5_4800an() -> Self {
         Self {
             cl: 34,

@@ -1,4 +1,4 @@
-//! Streams whose rate can be computed by hand, beside what the model makes of them: the table of
+//! Streams whose rate can be computed by hand, compared with the model's rates: the table of
 //! `docs/ndp-dram.md`, and a test that the page has the same numbers.
 
 mod support;
@@ -50,8 +50,8 @@ fn write_cycle(t: &Timing) -> f64 {
     f64::from(t.rcd + t.cwl + t.bl + t.wr + t.rp)
 }
 
-/// Drains of a queue of 32 take it from 26 writes to 6, so 20 reads and 20 writes go between two turns of the
-/// bus: from reads to writes, and back within a rank.
+/// Drains of a queue of 32 take it from 26 writes to 6, so there are 20 reads and 20 writes between two
+/// turnarounds of the bus: from reads to writes, and back within a rank.
 fn turns(t: &Timing) -> f64 {
     let to_write = t.cl + t.bl + t.preamble - t.cwl;
     let to_read = t.cwl + t.bl + t.wtr_s;

@@ -45,8 +45,8 @@ fn check(t: Timing, g: Geometry, o: Options, log: &[Issued]) {
         );
         for (k, &clock) in times.iter().enumerate() {
             let due = (k as u64 + 1) * refi;
-            // What rows were opened for goes first, and each rank waits for the last write's recovery. The
-            // standard lets a refresh be late by four periods.
+            // Requests for which rows were opened go first, and each rank waits for the last write's
+            // recovery. The standard permits a refresh to be late by four periods.
             let late = due + 1000 + 150 * u64::from(rank);
             assert!((due..late).contains(&clock), "refresh {k} of rank {rank} at {clock}, due at {due}");
         }
@@ -203,8 +203,8 @@ fn nobody_starves() {
     }
 }
 
-/// Neither side of a rank keeps the other from it for ever: reads that follow each other leave no room for the
-/// turn of the bus that a write needs.
+/// Neither side of a rank blocks the other for ever: consecutive reads leave no room for the turnaround of
+/// the bus that a write needs.
 #[test]
 fn no_port_starves() {
     let t = Timing::trimoe();

@@ -11,7 +11,8 @@ use support::{geometry, options, text};
 
 const PATHS: [Path; 3] = [Path::Ndp, Path::Host(Placement::Striped), Path::Host(Placement::Localized)];
 
-/// The first subchannel of a channel, simulated to the end: clocks of the host and of the first module's unit.
+/// The first subchannel of a channel, simulated to the end: clocks of the host and of the first module's
+/// unit.
 fn simulated(channel: &Channel, placement: Placement, host: u64, ndp: u64, busy: u32) -> (Clock, Clock) {
     let g = channel.geometry;
     let all = Geometry { ranks: g.ranks * channel.dimms, ..g };
@@ -112,8 +113,9 @@ fn both_at_once_take_longer_than_each_alone() {
     }
 }
 
-/// Eight private buses are eight channels of a trace that names them so, without refresh to the clock: but for
-/// the one request a clock that a trace offers, the last line of the unit's stream is there when the trace's is.
+/// Eight private buses match eight channels of a trace with the same lines, without refresh to the clock.
+/// Apart from the one request a clock that a trace offers, the last line of the unit's stream arrives with
+/// the trace's.
 #[test]
 fn private_buses_are_channels_of_a_trace() {
     let t = Timing::trimoe();
@@ -150,8 +152,8 @@ fn placement_along_rows_is_slow() {
     assert!(gbs(128) > 1.2 * shallow);
 }
 
-/// A bus that is requested everything at once streams as a controller does, and tile by tile, two ahead, nearly
-/// so.
+/// A bus that is requested everything at once streams as a controller does, and tile by tile, two ahead,
+/// nearly so.
 #[test]
 fn a_bus_is_a_controller_that_is_asked_over_time() {
     let t = Timing::trimoe();
@@ -182,7 +184,7 @@ fn a_bus_is_a_controller_that_is_asked_over_time() {
         tiles.next().into_iter().flatten().for_each(|&r| bus.request(there, r));
     }
     assert!(there.abs_diff(whole) < whole / 50, "{there}, all at once {whole}");
-    // What is requested late comes late.
+    // A late request is served late.
     bus.request(there + 1_000_000, requests[0]);
     let late = bus.arrived(40_001).expect("it has been requested");
     assert!(late > there + 1_000_000 && late < there + 1_003_000, "{late}");

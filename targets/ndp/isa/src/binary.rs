@@ -1,7 +1,7 @@
 //! The binary form: one for every stream, and every accepted one is that of its stream.
 //!
-//! Integers are little-endian and of fixed width, so that nothing can be written in two ways. The layout stands in
-//! `docs/ndp-isa.md`.
+//! Integers are little-endian and of fixed width, so that every stream has exactly one encoding. The layout
+//! is in `docs/ndp-isa.md`.
 
 use crate::fault::{Fault, check_form};
 use crate::fields::{BLANKS, Fields, GLUS, Separator, walk};
@@ -18,7 +18,7 @@ pub const MAGIC: [u8; 8] = *b"moec.ndp";
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
 
-/// Instead of an event, where there is none.
+/// Code for an absent event.
 const NO_EVENT: u8 = 0xff;
 
 /// Reason that bytes are not a stream, and the place.
@@ -40,7 +40,7 @@ pub enum DecodeError {
         /// Item that was being read.
         what: &'static str,
     },
-    /// A number that stands for nothing.
+    /// A number without a meaning.
     #[error("byte {at}: {found} is not a valid {what}")]
     Value {
         /// Offset.
@@ -177,7 +177,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// A place in a table. No table is so long that it has the one which stands for none.
+/// An index into a table. No table is long enough for the index that means absence.
 fn place(at: Option<usize>) -> u8 {
     at.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
 }

@@ -1,4 +1,5 @@
-//! The operands of every operation in their order: one table that printing, parsing, encoding and decoding walk.
+//! The operands of every operation in their order: one table that printing, parsing, encoding and decoding
+//! walk.
 
 use crate::geometry::Layout;
 use crate::op::{Activation, Glu, Lines, Number, Op, Slab};

@@ -1,10 +1,11 @@
-//! The DRAM of a DIMM, and where the lines of a region lie in it.
+//! The DRAM of a DIMM, and the places of a region's lines in it.
 
 use crate::MAX_LINES;
 
 /// The DRAM of one DIMM.
 ///
-/// A *row set* is what one row number means for the whole DIMM: that row of every bank of every rank of every subchannel.
+/// A *row set* is what one row number means for the whole DIMM: that row of every bank of every rank of every
+/// subchannel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Subchannels of the DIMM: 2 of DDR5.
@@ -52,8 +53,8 @@ pub struct Place {
 pub enum Layout {
     /// All on this DIMM, in the order that its unit reads at full internal bandwidth.
     Localized,
-    /// Interleaved line by line over all channels, subchannels and DIMMs, as the host reads at full bandwidth. The region is
-    /// the same rows of every DIMM, and its lines are those of the whole.
+    /// Interleaved line by line over all channels, subchannels and DIMMs, as the host reads at full
+    /// bandwidth. The region is the same rows of every DIMM, and its lines are those of the whole.
     Striped,
 }
 
@@ -69,8 +70,8 @@ const BANK_GROUP: Digit = Digit { radix: |g| g.bank_groups, of: |p| &mut p.bank_
 const BANK: Digit = Digit { radix: |g| g.banks, of: |p| &mut p.bank };
 const COLUMN: Digit = Digit { radix: |g| g.lines, of: |p| &mut p.column };
 
-/// The unit reads every subchannel-rank over wires of its own: these change fastest, then bank groups, so that bursts follow
-/// each other after tCCD_S.
+/// The unit reads every subchannel-rank over wires of its own: these change fastest, then bank groups, so
+/// that bursts follow each other after tCCD_S.
 const LOCALIZED: [Digit; 5] = [SUBCHANNEL, RANK, BANK_GROUP, COLUMN, BANK];
 /// Ranks share the host's wires, and changing from one to the other costs a gap: they change late.
 const STRIPED: [Digit; 5] = [SUBCHANNEL, BANK_GROUP, COLUMN, RANK, BANK];
@@ -91,8 +92,9 @@ impl System {
         self.channels.checked_mul(self.dimms).filter(|&count| count > 0)
     }
 
-    /// The DIMM of a line of striped data, and the line's number in the share of that DIMM. Channels change fastest, then
-    /// subchannels, then the DIMMs of a channel. `None` where the system or the geometry is empty.
+    /// The DIMM of a line of striped data, and the line's number in the share of that DIMM. Channels change
+    /// fastest, then subchannels, then the DIMMs of a channel. `None` where the system or the geometry is
+    /// empty.
     pub fn share(&self, geometry: &Geometry, line: u64) -> Option<(u32, u64)> {
         self.count()?;
         let (rest, channel) = split(line, self.channels)?;
@@ -113,7 +115,8 @@ impl System {
         join(rest, self.channels, dimm / self.dimms)
     }
 
-    /// DIMM and place of a line of striped data whose rows begin at `first_row`. `None` where it is outside of the geometry.
+    /// DIMM and place of a line of striped data whose rows begin at `first_row`. `None` where it is outside
+    /// of the geometry.
     pub fn place(&self, geometry: &Geometry, first_row: u32, line: u64) -> Option<(u32, Place)> {
         let (dimm, own) = self.share(geometry, line)?;
         Some((dimm, Layout::Striped.place(geometry, first_row, own)?))
@@ -144,8 +147,8 @@ impl Layout {
         }
     }
 
-    /// The place of a line of this DIMM, counted from the beginning of row set `first_row`. Of striped data, `line` counts
-    /// this DIMM's share ([`System::share`]). `None` where it is outside of the geometry.
+    /// The place of a line of this DIMM, counted from the beginning of row set `first_row`. Of striped data,
+    /// `line` counts this DIMM's share ([`System::share`]). `None` where it is outside of the geometry.
     pub fn place(self, geometry: &Geometry, first_row: u32, line: u64) -> Option<Place> {
         let (mut place, mut rest) = (Place::default(), line);
         for digit in self.digits() {
@@ -157,8 +160,8 @@ impl Layout {
         (place.row < geometry.rows).then_some(place)
     }
 
-    /// The line at a place: the inverse of [`Self::place`]. `None` where the place is outside of the geometry or before
-    /// `first_row`.
+    /// The line at a place: the inverse of [`Self::place`]. `None` where the place is outside of the geometry
+    /// or before `first_row`.
     pub fn line(self, geometry: &Geometry, first_row: u32, mut place: Place) -> Option<u64> {
         if place.row >= geometry.rows {
             return None;

@@ -1,8 +1,9 @@
 //! The instructions of a near-data DIMM: a unit on its buffer chip that multiplies weights where they lie.
 //!
-//! A [`Stream`] is what one DIMM does for one expert. It has a text form ([`parse`], [`print()`]), a binary form ([`encode`],
-//! [`decode`]) and a verifier ([`verify`]). What its instructions mean, bit by bit, is written down in `docs/ndp-isa.md`; the
-//! unit is that of TriMoE (§4.1): a GEMV unit, an activation unit, a buffer of 256 KB, a relayout unit and a DIMM-Link.
+//! A [`Stream`] is the work of one DIMM for one expert. It has a text form ([`parse`], [`print()`]), a binary
+//! form ([`encode`], [`decode`]) and a verifier ([`verify`]). `docs/ndp-isa.md` defines the meaning of its
+//! instructions, bit by bit. The unit is that of TriMoE (§4.1): a GEMV unit, an activation unit, a buffer of
+//! 256 KB, a relayout unit and a DIMM-Link.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod binary;
@@ -38,7 +39,8 @@ pub const PANEL: u32 = 32;
 pub const GLU_PANEL: u32 = 16;
 /// Lines of one record of a panel: two input channels of its 32 columns in bf16.
 pub const PAIR_LINES: u32 = 2;
-/// Records of a full tile: 64 input channels by 32 columns, the 2048 weights that 256 multipliers of 8 numbers take at once.
+/// Records of a full tile: 64 input channels by 32 columns, the 2048 weights that 256 multipliers of 8
+/// numbers take at once.
 pub const TILE_PAIRS: u32 = 32;
 
 /// Most tokens of a block.

@@ -3,7 +3,8 @@
 use crate::geometry::Layout;
 use std::ops::Range;
 
-/// Engine of instructions: engines run at the same time, and each executes its own in program order, one after the other.
+/// Engine of instructions: engines run at the same time, and each executes its own in program order, one
+/// after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
     /// Moves lines between DRAM and the buffer.
@@ -73,8 +74,8 @@ pub struct Slab {
     pub number: Number,
     /// First byte of the first vector, a multiple of [`crate::ALIGN`].
     pub base: u32,
-    /// Bytes from one vector to the next, a multiple of [`crate::ALIGN`]. With 0 all tokens share one vector, which can only
-    /// be read.
+    /// Bytes from one vector to the next, a multiple of [`crate::ALIGN`]. With 0 all tokens share one vector,
+    /// which can only be read.
     pub stride: u32,
 }
 
@@ -154,7 +155,8 @@ pub enum Op {
     End,
     /// Waits until all engines are idle.
     Barrier,
-    /// DRAM to buffer, for each token: `lines` lines from `src.line + r · stride`, where `r` is the token's row.
+    /// DRAM to buffer, for each token: `lines` lines from `src.line + r · stride`, where `r` is the token's
+    /// row.
     Load {
         /// Destination.
         dst: Slab,
@@ -165,7 +167,8 @@ pub enum Op {
         /// Lines of a token.
         lines: u32,
     },
-    /// Buffer to DRAM, for each token: `lines` lines to `dst.line + r · stride`, where `r` is the token's row.
+    /// Buffer to DRAM, for each token: `lines` lines to `dst.line + r · stride`, where `r` is the token's
+    /// row.
     Store {
         /// Source.
         src: Slab,
@@ -207,7 +210,7 @@ pub enum Op {
         /// Numbers of a token.
         count: u32,
     },
-    /// Joins gate and up, which lie side by side in groups of 16: `count` results.
+    /// Joins gate and up, which alternate in groups of 16: `count` results.
     Glu {
         /// Function that joins them.
         kind: Glu,

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 /// Header, regions and instructions.
 ///
-/// Who starts a stream gives it two numbers: `n`, the tokens that this expert has in this step, and `first`, the number of
-/// the first one's slot. Token `t` of them has row `first + t`, and `first + n` is at most [`Self::slots`].
+/// A stream has two parameters at its start: `n`, the number of tokens of this expert in this step, and
+/// `first`, the number of its first slot. Token `t` of them has row `first + t`, and `first + n` is at most
+/// [`Self::slots`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
     /// Name in messages: a word of letters, digits, `_` and `.`.
@@ -32,9 +33,9 @@ pub struct Stream {
 /// Allowed accesses of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It is read.
+    /// Read only.
     Read,
-    /// It is written, and may be read.
+    /// Written, and possibly read.
     Write,
 }
 
@@ -65,7 +66,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Lines of the region: of a striped one, those on all DIMMs. `None` where geometry or system are empty or too large.
+    /// Lines of the region: of a striped one, those on all DIMMs. `None` where geometry or system are empty
+    /// or too large.
     pub fn lines(&self, geometry: &Geometry, system: &System) -> Option<u64> {
         let rows = u64::from(self.rows.end.saturating_sub(self.rows.start));
         let own = geometry.set_lines()?.checked_mul(rows)?;
@@ -112,7 +114,7 @@ impl Instruction {
 pub struct Events(pub u32);
 
 impl Events {
-    /// Adds an event; `false` where there is none of this number.
+    /// Adds an event; `false` if there is no event of this number.
     pub const fn insert(&mut self, event: u8) -> bool {
         let there_is = event < EVENTS;
         if there_is {
@@ -126,7 +128,7 @@ impl Events {
         event < EVENTS && self.0 >> event & 1 == 1
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -1,6 +1,7 @@
 //! The text form: printed for people, parsed back equal.
 //!
-//! One statement a line, `;` starts a comment. The header comes first, in its order, then regions, then instructions.
+//! One statement a line, `;` starts a comment. The header comes first, in its order, then regions, then
+//! instructions.
 
 mod lex;
 mod parse;

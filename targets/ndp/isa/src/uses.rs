@@ -19,8 +19,8 @@ pub struct SlabUse {
     pub reads: bool,
     /// Whether they are written.
     pub writes: bool,
-    /// Whether the destination may be this same slab, if both have the same kind of number: the instruction reads a number
-    /// where it writes it, and nowhere else.
+    /// Whether the destination may be this same slab, if both have the same kind of number: the instruction
+    /// reads a number only where it writes it.
     pub in_place: bool,
 }
 
@@ -63,7 +63,8 @@ pub enum Touch {
 }
 
 impl SlabUse {
-    /// The bytes that a block of tokens touches: one range if vectors touch each other, else one for each token.
+    /// The bytes that a block of tokens touches: one range if vectors touch each other, else one for each
+    /// token.
     pub fn ranges(&self, tokens: u32) -> impl Iterator<Item = Range<u64>> + use<> {
         let (base, stride, bytes) = (u64::from(self.slab.base), u64::from(self.slab.stride), self.bytes);
         let dense = stride <= bytes;
@@ -78,7 +79,8 @@ impl SlabUse {
 }
 
 impl LinesUse {
-    /// The lines that a block of tokens touches: one range for each token, or one where there is no stride.
+    /// The lines that a block of tokens touches: one range for each token, or a single range without a
+    /// stride.
     pub fn ranges(&self, block: Block) -> impl Iterator<Item = Range<u64>> + use<> {
         let Self { lines, stride, count, .. } = *self;
         let rows = if stride == 0 { block.tokens.min(1) } else { block.tokens };
@@ -91,7 +93,7 @@ impl LinesUse {
 }
 
 impl Op {
-    /// Its slabs. What both reads and writes one stands here once.
+    /// Its slabs. A slab that is both read and written is listed once.
     pub fn slabs(&self) -> Vec<SlabUse> {
         let slab = |name, slab: Slab, only, bytes| SlabUse {
             name,
@@ -174,7 +176,7 @@ impl Op {
         self.touches(block, |slab| slab.reads, |lines| !lines.writes)
     }
 
-    /// Writes in a block. Those of a migration lie on another DIMM, and are not here.
+    /// Writes in a block. Those of a migration are on another DIMM, and not included.
     pub fn writes(&self, block: Block) -> Vec<Touch> {
         self.touches(block, |slab| slab.writes, |lines| lines.writes)
     }
@@ -185,7 +187,7 @@ impl Op {
         slabs: impl Fn(&SlabUse) -> bool,
         lines: impl Fn(&LinesUse) -> bool,
     ) -> Vec<Touch> {
-        // What tokens have no part in happens once, whatever the block.
+        // Accesses that do not depend on tokens happen once, whatever the block.
         let once = self.slabs().is_empty();
         let block = if once { Block { tokens: 1, ..block } } else { block };
         let mut touches = Vec::new();

@@ -1,22 +1,27 @@
-//! The verifier: what an executor of streams may take for granted. Nothing here panics or overflows on any stream.
+//! The verifier: properties that an executor of streams may rely on. Nothing here panics or overflows on any
+//! stream.
 //!
-//! 1. Names are words, those of regions unique; numbers of regions and events exist; regions, instructions, lines and
-//!    parameters are within the limits of the crate.
-//! 2. No number of geometry and system is zero, and all DIMMs together have fewer than [`crate::MAX_LINES`] lines. The DIMM is
-//!    one of the system. A block has 1 to [`crate::MAX_TOKENS`] tokens, and there are 1 to [`crate::MAX_SLOTS`] slots.
+//! 1. Names are words, those of regions unique; numbers of regions and events exist; regions, instructions,
+//!    lines and parameters are within the limits of the crate.
+//! 2. No number of geometry and system is zero, and all DIMMs together have fewer than [`crate::MAX_LINES`]
+//!    lines. The DIMM is one of the system. A block has 1 to [`crate::MAX_TOKENS`] tokens, and there are 1 to
+//!    [`crate::MAX_SLOTS`] slots.
 //! 3. Regions have rows, all of them the geometry's, and none of another region's.
-//! 4. Loops end and do not nest. What acts on tokens stands inside of them. What waits for all engines has no events.
-//! 5. Slabs are aligned, have a kind of number that the instruction takes, and lie in the buffer with the vectors of a whole
-//!    block. Vectors that are written do not overlap. A destination shares bytes with a source only where it is the same
-//!    slab and the instruction goes number by number. No count is zero.
-//! 6. Lines lie in their region for every row of an inbox or outbox. Nothing writes what may be read alone. Rows that are
-//!    stored do not overlap. `relayout` takes one region of each layout, everything else takes localized ones. A migration
-//!    goes to the rows of another DIMM, and fits there.
-//! 7. Between two barriers, two instructions of different engines that touch the same bytes of the buffer or the same lines,
-//!    one of them writing, are ordered by events. Of lines that have a row per token, all rows count as touched.
-//! 8. What waits for an event stands after the one instruction of its stretch, an iteration or what is outside of loops,
-//!    that signals it.
-//! 9. However many tokens a block has, no byte of the buffer is read that nothing before in the same iteration has written.
+//! 4. Loops end and do not nest. Instructions on tokens are inside of them. Instructions that wait for all
+//!    engines have no events.
+//! 5. Slabs are aligned, have a kind of number that the instruction takes, and are in the buffer with the
+//!    vectors of a whole block. Vectors that are written do not overlap. A destination shares bytes with a
+//!    source only if it is the same slab and the instruction goes number by number. No count is zero.
+//! 6. Lines are in their region for every row of an inbox or outbox. Read-only regions are not written. Rows
+//!    that are stored do not overlap. `relayout` takes one region of each layout, everything else takes
+//!    localized ones. A migration goes to the rows of another DIMM, and fits there.
+//! 7. Between two barriers, two instructions of different engines that touch the same bytes of the buffer or
+//!    the same lines, one of them writing, are ordered by events. Of lines that have a row per token, all
+//!    rows count as touched.
+//! 8. An instruction that waits for an event comes after the only instruction that signals it. Both are in
+//!    the same iteration, or outside of loops.
+//! 9. However many tokens a block has, no byte of the buffer is read that nothing before in the same
+//!    iteration has written.
 
 mod operands;
 mod order;
@@ -25,8 +30,8 @@ use crate::fault::{Fault, check_form};
 use crate::stream::Stream;
 use crate::{MAX_LINES, MAX_SLOTS, MAX_TOKENS};
 
-/// Checks a stream. It takes time of the order of its instructions times the lines of the buffer, and of the square of
-/// its instructions.
+/// Checks a stream. It takes time of the order of its instructions times the lines of the buffer, and of the
+/// square of its instructions.
 ///
 /// # Errors
 /// The first fault found.

@@ -3,7 +3,7 @@
 use super::{DimmConfig, DramLayout, Expert};
 use crate::image::{ImageError, Shape};
 
-/// Reason that there is no place.
+/// Reason that an allocation fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AllotError {
     /// A machine without lines, or with more than can be numbered.

@@ -1,8 +1,8 @@
-//! Row sets of DIMMs, and who has them.
+//! Row sets of DIMMs, and the experts that own them.
 //!
-//! A row set is one row of every bank of a DIMM ([`moec_ndp_isa::Geometry`]). The first ones of every DIMM are its boxes; the
-//! rest is for experts, each of which has whole row sets: so nothing that moves an expert touches another one. A localized
-//! expert has row sets of one DIMM, a striped one the same row sets of all.
+//! A row set is one row of every bank of a DIMM ([`moec_ndp_isa::Geometry`]). The first ones of every DIMM
+//! are its boxes. The rest is for experts, each of which has whole row sets, so moving an expert never
+//! touches another one. A localized expert has row sets of one DIMM, a striped one the same row sets of all.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
@@ -27,8 +27,8 @@ pub struct DimmConfig {
 }
 
 impl DimmConfig {
-    /// TriMoE's machine (Table 1): 8 channels of two DIMMs, 128 GB each, of 2 subchannels × 4 ranks × 8 bank groups × 4 banks
-    /// with rows of 4 KB.
+    /// TriMoE's machine (Table 1): 8 channels of two DIMMs, 128 GB each, of 2 subchannels × 4 ranks × 8 bank
+    /// groups × 4 banks with rows of 4 KB.
     pub const fn trimoe() -> Self {
         Self {
             system: System { channels: 8, dimms: 2 },
@@ -77,13 +77,13 @@ pub enum DramLayout {
 /// The row sets of an expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allotment {
-    /// Where in DRAM.
+    /// Place in DRAM.
     pub layout: DramLayout,
     /// Row sets there; of a striped expert, on every DIMM.
     pub rows: Range<u32>,
 }
 
-/// An expert on its way: it has both until [`Allotter::settle`].
+/// An expert while it moves: it has both until [`Allotter::settle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The expert.
@@ -182,7 +182,7 @@ impl Allotter {
         &self.boxes
     }
 
-    /// The row sets of an expert: the new ones, if it is on its way.
+    /// The row sets of an expert: the new ones while it moves.
     pub fn get(&self, expert: Expert) -> Option<&Allotment> {
         self.experts.get(&expert)
     }
@@ -192,7 +192,7 @@ impl Allotter {
         self.experts.iter().map(|(&expert, allotment)| (expert, allotment))
     }
 
-    /// Free row sets of a DIMM; 0 where there is no such DIMM.
+    /// Free row sets of a DIMM; 0 for an unknown DIMM.
     pub fn free(&self, dimm: u32) -> u32 {
         let taken = self.taken.get(dimm as usize).map(|t| t.iter().map(|(from, end)| end - from).sum());
         taken.map_or(0, |taken: u32| self.dimm_config.geometry.rows - taken)
@@ -211,11 +211,11 @@ impl Allotter {
         Ok(self.experts.entry(expert).or_insert(allotment))
     }
 
-    /// Allots new row sets to an expert that has some: those that a stream of [`crate::emit::transfer`] brings it to. It keeps
-    /// the old ones until [`Self::settle`].
+    /// Allots new row sets to an expert that has some: those that a stream of [`crate::emit::transfer`]
+    /// brings it to. It keeps the old ones until [`Self::settle`].
     ///
     /// # Errors
-    /// As [`Self::allot`]; [`AllotError::State`] where it has none, is there already, or is on its way.
+    /// As [`Self::allot`]; [`AllotError::State`] if it has none, is there already, or is moving.
     pub fn begin(&mut self, expert: Expert, layout: DramLayout) -> Result<Move, AllotError> {
         let state = |what| AllotError::State { expert, what };
         let from = self.experts.get(&expert).cloned().ok_or(state("has no place"))?;
@@ -235,7 +235,7 @@ impl Allotter {
     /// Gives up a move: the expert has its old row sets alone.
     ///
     /// # Errors
-    /// [`AllotError::State`] where it is not on its way.
+    /// [`AllotError::State`] if it is not moving.
     pub fn cancel(&mut self, expert: Expert) -> Result<(), AllotError> {
         let from = self.moving.remove(&expert);
         let from = from.ok_or(AllotError::State { expert, what: "is not on its way" })?;
@@ -248,7 +248,7 @@ impl Allotter {
     /// The expert has arrived: its old row sets are free.
     ///
     /// # Errors
-    /// [`AllotError::State`] where it is not on its way.
+    /// [`AllotError::State`] if it is not moving.
     pub fn settle(&mut self, expert: Expert) -> Result<(), AllotError> {
         let what = "is not on its way";
         let from = self.moving.remove(&expert).ok_or(AllotError::State { expert, what })?;

@@ -1,7 +1,7 @@
 //! Artifacts read back: every stream verified, and executed against two references.
 //!
-//! A stream must give the bits of the backend's own evaluator ([`crate::evaluate`]), which shares no code with the machine; and
-//! what both give lies within what bf16 rounds of what the Graph's evaluator gives.
+//! A stream must give the bits of the backend's own evaluator ([`crate::evaluate`]), which shares no code
+//! with the machine. Both must differ from the Graph's evaluator by no more than the rounding of bf16.
 
 use super::dimm_config;
 use crate::allot::{Allotment, Allotter, Boxes, DimmConfig, DramLayout};
@@ -147,7 +147,8 @@ impl Scene<'_> {
     }
 }
 
-/// Results of the Graph's evaluator for every expert of a layer, `[experts][ROWS][hidden]`, and the function that joins gate and up.
+/// Results of the Graph's evaluator for every expert of a layer, `[experts][ROWS][hidden]`, and the function
+/// that joins gate and up.
 fn reference(trial: &mut StreamTrial<'_, '_>, set: &StreamSet) -> Result<(Vec<f32>, Glu)> {
     let of_layer =
         |n: &&Node| n.scope.layer == Some(set.layer) && matches!(n.op, Op::ExpertFfn { fixed: false, .. });

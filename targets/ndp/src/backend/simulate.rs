@@ -1,4 +1,5 @@
-//! Steps of a bundle in virtual time: the runtime's scheduler decides, [`crate::steps`] says what then happens.
+//! Steps of a bundle in virtual time: the runtime's scheduler decides, and [`crate::steps`] simulates the
+//! rest.
 
 use super::dimm_config;
 use crate::machine::channel;
@@ -21,7 +22,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<Str
         channels: ours.system.channels as usize,
         all_dimms: dimms.count as usize,
         rates,
-        // Nothing crosses it where there is no such unit.
+        // Nothing crosses it without such a unit.
         pcie_gbs: scene.link_gb_per_s.unwrap_or(1.0),
         link_gbs,
         moves_take_time: true,
@@ -47,7 +48,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<Str
     let mut tracks: Vec<Track> = simulator.events().iter().map(|e| e.track).collect();
     tracks.sort_unstable();
     tracks.dedup();
-    // What has no unit has no queue.
+    // An absent unit has no queue.
     tracks.retain(|t| s.hot.is_some() || !matches!(t, Track::Gpu | Track::Pcie | Track::PcieBack));
     run.queues = tracks.iter().map(ToString::to_string).collect();
     let queue = |track: Track| tracks.binary_search(&track).unwrap_or(0);

@@ -1,16 +1,17 @@
 //! From an expert to its command stream.
 //!
-//! The stream works on blocks of as many tokens as the buffer has room for. Of a token the buffer holds its activations `x`
-//! and the whole intermediate `h`, and of the sums of both matrices only some panels at a time: *chunks*, which go through a
-//! pipeline. While the weights of one chunk are multiplied, the sums of the one before become results, and those of the one
-//! after get their biases or zeros. A barrier ends every step of it: events are 32, and large experts have more chunks.
+//! The stream works on blocks of as many tokens as the buffer has room for. For each token the buffer holds
+//! its activations `x` and the whole intermediate `h`. It holds the sums of both matrices in *chunks* of some
+//! panels, which go through a pipeline. While the weights of one chunk are multiplied, the sums of the chunk
+//! before become results, and those of the chunk after get their biases or zeros. A barrier ends every step
+//! of the pipeline: there are 32 events, and large experts have more chunks.
 //!
 //! | step | GEMV | ACT | MEM |
 //! |---|---|---|---|
 //! | gate and up, `i` | chunk `i` | `h` of chunk `i−1`; zeros for `i+1` | biases for `i+1` |
 //! | down, `i` | chunk `i` | routing weight on chunk `i−1`; zeros for `i+1` | results of `i−1` or `i−2`; biases for `i+1` |
 //!
-//! The sums of down lie where `x` and the sums of gate and up were.
+//! The sums of down take the place of `x` and the sums of gate and up.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
@@ -75,8 +76,8 @@ const INBOX: u16 = 1;
 const OUTBOX: u16 = 2;
 const FACTORS: u16 = 3;
 
-/// The stream that computes one localized expert on DIMM `dimm`: its image is in row sets `rows`, activations come from the
-/// inbox, results go to the outbox, slot by slot.
+/// The stream that computes one localized expert on DIMM `dimm`: its image is in row sets `rows`, activations
+/// come from the inbox, results go to the outbox, slot by slot.
 ///
 /// # Errors
 /// A shape without an image, one of which no token fits in the buffer, or one with too many chunks.

@@ -5,7 +5,8 @@ use crate::image::{Image, Matrix, SUM_LINES, Shape};
 use crate::kinds;
 use moec_ndp_isa::{BUFFER, GLU_PANEL, Glu, LINE, Lines, MAX_TOKENS, Number, Op, PANEL, Slab};
 
-/// Weights that a chunk has at least, in lines: reading 1 MiB takes 7 µs, beside which starting does not count.
+/// Weights that a chunk has at least, in lines: reading 1 MiB takes 7 µs, beside which starting does not
+/// count.
 const CHUNK_LINES: u64 = 1 << 14;
 /// Bytes of the sums of a panel, of one token.
 const SUM_BYTES: u64 = SUM_LINES * LINE as u64;
@@ -79,8 +80,8 @@ impl Chunk {
 }
 
 impl Chunks {
-    /// As many panels at a time as `room` bytes of a token hold in `depth` buffers, all chunks about equally large and, but for
-    /// the last one, a multiple of `unit`.
+    /// As many panels at a time as `room` bytes of a token hold in `depth` buffers. All chunks are about
+    /// equally large and, except for the last one, a multiple of `unit`.
     fn new(matrix: Matrix, unit: u32, depth: u32, room: u64, base: u64) -> Self {
         let units = matrix.panels.div_ceil(unit);
         let most = (room / SUM_BYTES / u64::from(depth * unit)).clamp(1, u64::from(units)) as u32;
@@ -115,7 +116,7 @@ impl Plan {
         let h = (u64::from(image.down.pairs) * 4).next_multiple_of(line);
         let x = shape.input_lines() * line;
         let factor = if output == Output::Weighted { line } else { 0 };
-        // Stages of the pipelines: so many chunks are under way.
+        // Stages of the pipelines: this many chunks are in progress.
         let depths = if output == Output::Weighted { (3, 4) } else { (3, 3) };
         let bytes = |gate_up: u64, down: u64| {
             let sums =

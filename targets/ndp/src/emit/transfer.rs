@@ -5,8 +5,9 @@ use crate::allot::{DimmConfig, DramLayout, Move};
 use crate::image::Shape;
 use moec_ndp_isa::{Access, Layout, Lines, Op, Stream};
 
-/// The stream that brings an expert from its old row sets to its new ones: over a DIMM-Link to another DIMM, or between the
-/// layouts (TriMoE, §4.3). It belongs to the DIMM where the localized end is, or the old one of two.
+/// The stream that moves an expert from its old row sets to its new ones: over a DIMM-Link to another DIMM,
+/// or between the layouts (TriMoE, §4.3). It belongs to the DIMM of the localized end, or to the old one of
+/// two.
 ///
 /// # Errors
 /// A shape without an image, or with more lines than an instruction moves; an empty move.

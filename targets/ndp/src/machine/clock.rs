@@ -1,7 +1,8 @@
 //! The clock of a DIMM's DRAM, as its own unit sees it over the private buses of the subchannel-ranks.
 //!
-//! The unit reads long stretches of localized lines, so that all buses have the same to do: one bus stands for all of them, with
-//! a rate and a latency. Both come from the cycle-level model ([`moec_dram`]); refresh is in the rate.
+//! The unit reads long runs of localized lines, so that all buses have the same load: one bus represents all
+//! of them, with a rate and a latency. Both come from the cycle-level model ([`moec_dram`]); refresh is in
+//! the rate.
 
 use crate::allot::DimmConfig;
 use moec_dram::{Channel, Controller, Kind, Layout, Options, Timing, serve};
@@ -81,7 +82,7 @@ fn clocks_per_line(channel: &Channel, kind: Kind) -> f64 {
     (end - start) as f64 * f64::from(channel.geometry.ranks) / lines.max(1) as f64
 }
 
-/// A bus at work: who comes first is served first.
+/// A bus at work: requests are served in the order of arrival.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traffic {
     bus: Bus,

@@ -1,4 +1,4 @@
-//! The DIMMs of a machine: what lies in them, and the units that execute streams.
+//! The DIMMs of a machine: their contents, and the units that execute streams.
 
 use super::clock::Bus;
 use super::fault::Fault;
@@ -7,8 +7,8 @@ use crate::allot::{Allotment, DimmConfig, DramLayout};
 use moec_ndp_isa::{LINE, Layout, Place};
 use std::ops::Range;
 
-/// DIMMs with their DRAM, physically addressed: every line lies where the layout of its region places it, so that what is
-/// written through one layout is found through it alone.
+/// DIMMs with their DRAM, physically addressed: every line is where the layout of its region places it, so
+/// data that is written through one layout is found through it alone.
 #[derive(Debug)]
 pub struct Dimms {
     dimm_config: DimmConfig,
@@ -18,8 +18,8 @@ pub struct Dimms {
 }
 
 impl Dimms {
-    /// DIMMs that were not written yet. `bus` is the clock of their DRAM. With `strict`, a line that was not written
-    /// stops who reads it; else it is zero.
+    /// DIMMs before any write. `bus` is the clock of their DRAM. With `strict`, reading a line that was not
+    /// written is an error; otherwise it is zero.
     ///
     /// # Errors
     /// [`Fault::Dimms`].

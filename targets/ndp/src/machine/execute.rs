@@ -28,8 +28,8 @@ impl Dimms {
     /// Executes a stream on its DIMM, for `n` tokens whose slots begin at `first`.
     ///
     /// # Errors
-    /// A stream for another machine, or too many tokens; [`Fault::Unwritten`] of strict DIMMs. Then what the stream writes
-    /// may be there in part.
+    /// A stream for another machine, or too many tokens; [`Fault::Unwritten`] of strict DIMMs. Then what the
+    /// stream writes may be there in part.
     pub fn run(&mut self, program: &Program, first: u32, n: u32) -> Result<Report, Fault> {
         self.execute(program, first, n)?;
         Ok(time(program, self.bus(), n))

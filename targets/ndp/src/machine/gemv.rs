@@ -36,7 +36,8 @@ impl Tile {
         odd[pairs.min(PAIRS)..].fill([0.0; COLUMNS]);
     }
 
-    /// Adds the products with `x`: those of a column by halves, 32 apart first, in the end two neighbours; then to its sum.
+    /// Adds the products with `x`: those of a column by halves, 32 apart first, in the end two neighbours;
+    /// then to its sum.
     pub(super) fn multiply(&self, x: &Inputs, sums: &mut [f32; COLUMNS]) {
         for (block, sums) in sums.chunks_exact_mut(LANES).enumerate() {
             let [even, odd] = [0, 1].map(|side| Part { weights: &self.0[side], x: &x[side], block }.all());
@@ -52,7 +53,8 @@ const LANES: usize = 8;
 
 type Lanes = [f32; LANES];
 
-/// Some columns of every second input. Each level of the sums is a function, so that all of them stay in registers.
+/// Some columns of every second input. Each level of the sums is a function, so that all of them stay in
+/// registers.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     weights: &'a [[f32; COLUMNS]; PAIRS],

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 const BYTES: usize = LINE as usize;
 
-/// Lines by their place. One row of one bank of all bank groups, ranks and subchannels is a *piece*, which is there once a line
-/// of it is written.
+/// Lines by their place. One row of one bank of all bank groups, ranks and subchannels is a *piece*, which is
+/// there once a line of it is written.
 #[derive(Debug)]
 pub(super) struct Memory {
     geometry: Geometry,
@@ -31,7 +31,7 @@ pub(super) struct Stretch {
     pub(super) line: u64,
 }
 
-/// Lines that lie one after the other in a piece.
+/// Consecutive lines in a piece.
 struct Run {
     key: (u32, u32),
     lines: Range<usize>,
@@ -56,7 +56,8 @@ impl Memory {
         Self { geometry, pieces: Vec::new(), index: HashMap::new() }
     }
 
-    /// The piece of a place, and its line in it: subchannels change fastest, then ranks, bank groups and columns.
+    /// The piece of a place, and its line in it: subchannels change fastest, then ranks, bank groups and
+    /// columns.
     fn locate(&self, place: Place) -> ((u32, u32), usize) {
         let g = &self.geometry;
         let group = place.column as usize * g.bank_groups as usize + place.bank_group as usize;
@@ -73,8 +74,8 @@ impl Memory {
         from.layout.place(&self.geometry, from.first_row, from.line.checked_add(number as u64)?)
     }
 
-    /// As many of `count` lines from `number` on as lie one after the other. Both ends are placed by the layout; what is
-    /// between them is, as a test holds, in this order too.
+    /// The number of consecutive lines from `number` on, at most `count`. Both ends are placed by the layout;
+    /// the lines between them are in this order, too, as a test checks.
     fn run(&self, from: Stretch, number: usize, count: usize) -> Option<Run> {
         let (key, at) = self.locate(self.place(from, number)?);
         let most = count.min(self.piece_lines() - at).max(1);
@@ -96,8 +97,8 @@ impl Memory {
         &mut self.pieces[piece]
     }
 
-    /// Reads whole lines. What was not written is zero, and its first place is returned. Lines outside of the geometry are not
-    /// there either: who calls has checked that there are none.
+    /// Reads whole lines. Lines that were not written are zero, and the place of the first is returned. Lines
+    /// outside of the geometry count as unwritten, too: the caller has checked that there are none.
     pub(super) fn read(&self, from: Stretch, to: &mut [u8]) -> Option<Place> {
         let (mut missing, mut number) = (None, 0);
         let count = to.len() / BYTES;

@@ -1,8 +1,8 @@
 //! The machine that executes command streams: what they compute, bit by bit, and how long they take.
 //!
-//! Both are found apart. [`Dimms::run`] executes the instructions of a [`Program`] in their order, which gives what engines side
-//! by side give, since the verifier has proven that no two of them race. [`time`] executes the same stream with engines side by side and
-//! without data.
+//! Results and time are computed separately. [`Dimms::run`] executes the instructions of a [`Program`] in
+//! their order. Engines in parallel give the same result, since the verifier has proven that no two
+//! instructions race. [`time`] executes the same stream with parallel engines and without data.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "an evaluator and simulator: numbers are rounded, places were checked"

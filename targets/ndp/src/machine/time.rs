@@ -1,15 +1,20 @@
 //! Time of a stream: engines side by side, between barriers and events.
 //!
-//! The unit runs at 1 GHz, and an instruction begins in the clock in which its engine is free and its events are there.
+//! The unit runs at 1 GHz, and an instruction begins in the clock in which its engine is free and its events
+//! are there.
 //!
-//! - GEMV: a tile of 2048 weights times one token takes [`TILE_CLOCKS`], since 256 bit-serial multipliers take 8 numbers of 16
-//!   bits each: 256 GFLOPS (TriMoE, §4.1 and Table 1). Short tiles take as long. Tiles come through a FIFO of [`FIFO`]: the next
-//!   ones are requested while one is multiplied, as many as hide the latency of the DRAM.
-//! - ACT: 256 numbers a clock, and 256 in [`EXP_CLOCKS`] where there is an exponential: TriMoE gives 256 units for
-//!   exponentials and products and no rate; they are taken to be bit-serial like the multipliers, 16 bits.
-//! - MEM and GEMV share the DRAM's private buses, a tile or a token's vector at a time, in the order of their requests.
-//! - LINK: lines that leave the DIMM or come to it go over a DIMM-Link of [`LINK_GBS`], and all of them over the private buses.
-//!   What that takes of the buses of other DIMMs, a sixth of their time at most, is not held against these.
+//! - GEMV: a tile of 2048 weights times one token takes [`TILE_CLOCKS`], since 256 bit-serial multipliers
+//!   take 8 numbers of 16 bits each: 256 GFLOPS (TriMoE, §4.1 and Table 1). Short tiles take as long. Tiles
+//!   come through a FIFO of [`FIFO`]: the next ones are requested while one is multiplied, as many as hide
+//!   the latency of the DRAM.
+//! - ACT: 256 numbers a clock, and 256 in [`EXP_CLOCKS`] where there is an exponential: TriMoE gives 256
+//!   units for exponentials and products and no rate; they are taken to be bit-serial like the multipliers,
+//!   16 bits.
+//! - MEM and GEMV share the DRAM's private buses, a tile or a token's vector at a time, in the order of their
+//!   requests.
+//! - LINK: lines that leave the DIMM or come to it go over a DIMM-Link of [`LINK_GBS`], and all of them over
+//!   the private buses. What that takes of the buses of other DIMMs, a sixth of their time at most, is not
+//!   held against these.
 //!
 //! Bandwidth of the buffer is not modelled: it is on the chip, with a port for each engine.
 
@@ -84,7 +89,7 @@ struct Lane<'a> {
     free: f64,
 }
 
-/// Straight code: a block of tokens, or what stands outside of loops.
+/// Straight code: a block of tokens, or the code outside of loops.
 fn block(stream: &Stream, code: &[Instruction], bus: &Bus, tokens: u32) -> Report {
     let mut state = State {
         report: Report::default(),
@@ -106,7 +111,7 @@ struct State {
     traffic: Traffic,
     events: [Option<f64>; 32],
     tokens: u32,
-    /// The part of striped lines that lies on other DIMMs.
+    /// The part of striped lines on other DIMMs.
     others: f64,
 }
 
@@ -122,7 +127,7 @@ impl State {
                 lanes[engine.index()].waiting.push_back(instruction);
             }
         }
-        // The engine with the earliest next part goes on by one part. Of equal ones the first engine does.
+        // The engine with the earliest next part executes it. Of equal ones the first engine does.
         loop {
             for lane in &mut lanes {
                 self.begin(lane);
@@ -164,7 +169,7 @@ impl State {
         match *job.op {
             Op::Gemv { panels, pairs, .. } => self.tile(job, u64::from(panels), pairs),
             Op::Load { stride, lines, .. } => {
-                // What all tokens share is read once.
+                // Data that all tokens share is read once.
                 let vectors = if stride == 0 { self.tokens.min(1) } else { self.tokens };
                 self.vector(job, u64::from(vectors), u64::from(lines), false)
             }
@@ -254,5 +259,6 @@ fn act_clocks(op: &Op) -> u32 {
     count.div_ceil(ACT_WIDTH) * if exponentials { EXP_CLOCKS } else { 1 }
 }
 
-/// Of the multipliers: two operations for each weight of a tile in its clocks of 1 ns, 256 as in Table 1.
+/// Rate of the multipliers: two operations for each weight of a tile in its clocks of 1 ns, 256 as in Table
+/// 1.
 pub const GFLOPS: f64 = (2 * TILE_PAIRS * 2 * PANEL / TILE_CLOCKS) as f64;

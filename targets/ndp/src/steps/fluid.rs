@@ -1,9 +1,9 @@
 //! Sharing of resources between flows, as long as none begins or ends.
 //!
-//! A flow is a piece of work that goes from 0 to 1. It has a speed that nothing of its own lets it pass, and for
-//! each resource the time that all of it takes there. Resources give to classes in their order; in a class all
-//! flows get the same part of their own best speed, until a resource has no more, and who does not use that one
-//! goes on to rise.
+//! A flow is a piece of work that goes from 0 to 1. It has a maximum speed of its own, and for each resource
+//! the time that all of it takes there. Resources serve classes in their order. In a class all flows get the
+//! same share of their own maximum speed until a resource is exhausted; flows that do not use that one
+//! continue to rise.
 
 /// A resource by number.
 pub(super) type Resource = u16;
@@ -25,7 +25,8 @@ pub(super) struct Flow {
     pub(super) uses: Vec<(Resource, f64)>,
 }
 
-/// Gives every flow its speed. Flows are in the order of their classes; `free` is memory for what resources have left.
+/// Gives every flow its speed. Flows are in the order of their classes; `free` is memory for what resources
+/// have left.
 pub(super) fn share(flows: &mut [Flow], resources: usize, scratch: &mut Scratch) {
     scratch.free.clear();
     scratch.free.resize(resources, 1.0);
@@ -65,7 +66,7 @@ fn fill(flows: &mut [Flow], scratch: &mut Scratch) {
         if !any {
             return;
         }
-        // How much further all can rise.
+        // The increase that is still possible for all.
         let mut rise = 1.0 - part;
         for (free, load) in free.iter().zip(load.iter()).filter(|l| *l.1 > NOTHING) {
             rise = rise.min(free.max(0.0) / load);

@@ -6,7 +6,7 @@ use super::fluid::{Flow, Resource, Scratch, share};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Purpose of a task; its words stand in events.
+/// Purpose of a task; its text is part of events.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum What {
     /// Attention, dense layers, shared experts.
@@ -51,7 +51,7 @@ pub(super) struct Task {
     pub(super) uses: Vec<(Resource, f64)>,
     /// Tasks that must have ended before.
     pub(super) after: [Option<usize>; 2],
-    /// Whether a step waits for it; what moves does not count.
+    /// Whether a step waits for it; moves do not count.
     pub(super) awaited: bool,
 }
 
@@ -130,7 +130,8 @@ impl Lanes {
         }
     }
 
-    /// Takes a task; gives its number. One that is awaited waits its turn on its track, any other begins at once.
+    /// Takes a task; gives its number. One that is awaited waits its turn on its track, any other begins at
+    /// once.
     pub(super) fn add(&mut self, task: Task) -> usize {
         let number = self.tasks;
         self.tasks += 1;
@@ -188,7 +189,7 @@ impl Lanes {
 
     fn start(&mut self, number: usize, task: Task) {
         let alone = task.alone_us();
-        // What takes no time still ends after what began before it.
+        // A task without duration still ends after tasks that began before it.
         let best = 1.0 / alone.max(1e-6);
         let flow =
             Flow { task: number, class: task.class, left: 1.0, best, speed: 0.0, uses: task.uses.clone() };

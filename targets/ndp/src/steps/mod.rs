@@ -1,9 +1,9 @@
 //! Steps of a model whose experts are shared by a GPU, the CPU and near-data units, in virtual time.
 //!
-//! Who computes what and who moves where is decided by [`moec_runtime::schedule::scheduled::Scheduler`], the same that a plan
-//! asks that runs. Here is what then happens: experts wait for their units, weights travel, and units that read the
-//! same memory at once takes rate from the others. A scheduler adds up times (TriMoE, §4.2, equations 5 to 7); how
-//! far that is from what is simulated is part of each [`LayerReport`].
+//! [`moec_runtime::schedule::scheduled::ExpertScheduler`], which also serves a running plan, decides the unit and
+//! the moves of each expert. The simulation computes the consequences: experts wait for their units, weights
+//! travel, and units that read the same memory at once slow each other down. A scheduler adds up times
+//! (TriMoE, §4.2, equations 5 to 7); each [`LayerReport`] includes the difference to the simulated time.
 //!
 //! Nothing is executed, and nothing of a model but its shapes is known.
 

@@ -13,29 +13,30 @@ const UNIT_LINES: u64 = 8 * LINES;
 pub struct Rates {
     /// A near-data unit reads its own DIMM, alone.
     pub private_gbs: f64,
-    /// The host reads one channel of what lies over all DIMMs, beside their units.
+    /// The host reads one channel of data striped over all DIMMs, while their units read.
     pub striped_gbs: f64,
     /// The host reads one DIMM over its channel, beside that DIMM's unit.
     pub localized_gbs: f64,
     /// Bytes that a near-data unit loses for each byte that the host reads of its DIMM, striped.
     pub striped_weight: f64,
-    /// The same of what lies on that DIMM alone.
+    /// The same for data on that DIMM alone.
     pub localized_weight: f64,
 }
 
 impl Rates {
-    /// Of one channel with its DIMMs: a unit's stream alone, and the host's beside the units of all its DIMMs.
+    /// Measures one channel with its DIMMs: a unit's stream alone, and the host's together with the units of
+    /// all its DIMMs.
     pub fn measure(timing: Timing, options: Options) -> Self {
         Self::of(&Channel::trimoe(timing, options))
     }
 
-    /// Of a channel with its DIMMs.
+    /// Measures a channel with its DIMMs.
     pub fn of(channel: &Channel) -> Self {
         let private_gbs = channel.rate_gbs(LINES, channel.stream_cycles(Path::Ndp, LINES));
         let [(striped_gbs, striped_weight), (localized_gbs, localized_weight)] =
             [(Placement::Striped, channel.dimms), (Placement::Localized, 1)].map(|(placement, busy)| {
                 let both = channel.together(placement, LINES, UNIT_LINES, busy);
-                // What the unit could have read in the time that it took longer.
+                // Bytes that the unit could have read in its additional time.
                 let lost = UNIT_LINES as f64 * both.ndp.saturating_sub(both.ndp_alone) as f64;
                 let lost = lost / both.ndp_alone.max(1) as f64;
                 (channel.rate_gbs(LINES, both.host), lost * f64::from(busy) / LINES as f64)

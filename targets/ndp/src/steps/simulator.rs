@@ -22,14 +22,14 @@ const MOVES: u32 = 2;
 
 /// The machine with its scheduler.
 ///
-/// A layer's step begins with attention on the GPU (the CPU, where there is none). Then the gate has spoken:
-/// the scheduler says where each expert is computed, rows go to the host, and every unit takes its experts one after
-/// the other, those that take longest first. The GPU computes what it holds while weights of the others travel, one
-/// after the other, and each expert once it is there. The step ends when all rows are back.
+/// A layer's step begins with attention on the GPU (or the CPU without a GPU). Then the router has chosen:
+/// the scheduler assigns each expert to a unit, rows go to the host, and every unit takes its experts one
+/// after the other, the longest first. The GPU computes the experts that it holds while weights of the others
+/// travel, one after the other, and each of these once it is there. The step ends when all rows are back.
 ///
-/// Right after it the scheduler is queried for what moves for the next step of the *same* layer. What it knows of that
-/// step is by then all that it will ever know, so that moves may take as long as a whole step of the model. They run
-/// after everything else; an expert that is still on its way when its layer comes is waited for.
+/// Right after it the scheduler chooses the moves for the next step of the *same* layer. Its knowledge of
+/// that step is then complete, so moves may take as long as a whole step of the model. They run after
+/// everything else; a step waits for an expert that is still moving when its layer begins.
 #[derive(Clone, Debug)]
 pub struct Simulator {
     scheduler: ExpertScheduler,
@@ -131,7 +131,7 @@ impl Simulator {
     /// A machine at time 0, with experts where a new scheduler has them.
     ///
     /// # Errors
-    /// Those of [`System::check`] and [`ExpertScheduler::new`].
+    /// Errors of [`System::check`] and [`ExpertScheduler::new`].
     pub fn new(setup: Setup, system: System) -> Result<Self, StepsError> {
         Self::with(ExpertScheduler::new(setup)?, system)
     }
@@ -139,7 +139,7 @@ impl Simulator {
     /// A machine at time 0, with experts where a scheduler has them.
     ///
     /// # Errors
-    /// Those of [`System::check`].
+    /// Errors of [`System::check`].
     pub fn with(scheduler: ExpertScheduler, system: System) -> Result<Self, StepsError> {
         system.check()?;
         let setup = scheduler.setup();
@@ -188,7 +188,7 @@ impl Simulator {
     /// A step of one layer.
     ///
     /// # Errors
-    /// Those of the scheduler, and [`StepsError::Number`] for negative or NaN times.
+    /// Errors of the scheduler, and [`StepsError::Number`] for negative or NaN times.
     pub fn layer(
         &mut self,
         layer: usize,
@@ -275,7 +275,7 @@ impl Simulator {
         let rows = (away && has_gpu)
             .then(|| self.rows(layer, Track::PcieBack, BACK, us(rows.to_host, self.map.system.pcie_gbs)));
         let mut order: Vec<usize> = (0..loads.len()).filter(|&e| loads[e] > 0).collect();
-        // Where loads are equal times are, but for layouts.
+        // With equal loads times are equal, except for layouts.
         order.sort_by_key(|&e| (std::cmp::Reverse(loads[e]), e));
         let mut cpu_calc = 0.0;
         for &expert in &order {

@@ -6,13 +6,14 @@ use super::rates::Rates;
 /// Channels or DIMMs, at most.
 const MOST: usize = 1 << 10;
 
-/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::schedule::scheduled::Setup`].
+/// The machine. Units and what experts cost on them are the scheduler's
+/// [`moec_runtime::schedule::scheduled::Setup`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct System {
     /// Channels of the host's memory.
     pub channels: usize,
-    /// DIMMs that striped experts lie over. Those with near-data units are the first of them; where a setup has more,
-    /// there are as many.
+    /// DIMMs that hold striped experts. Those with near-data units are the first of them; where a setup has
+    /// more, there are as many.
     pub all_dimms: usize,
     /// Rates of memory.
     pub rates: Rates,
@@ -20,7 +21,8 @@ pub struct System {
     pub pcie_gbs: f64,
     /// One DIMM-Link, in GB/s.
     pub link_gbs: f64,
-    /// Whether moves take time. Without, experts are at once where they go: what migration costs is the difference.
+    /// Whether moves take time. Without, experts are in their new place at once: the difference is the cost
+    /// of migration.
     pub moves_take_time: bool,
     /// Bytes of one expert's weights.
     pub expert_bytes: u64,
@@ -41,7 +43,7 @@ impl System {
         }
     }
 
-    /// Whether it is a machine.
+    /// Checks that it describes a machine.
     ///
     /// # Errors
     /// [`StepsError::Count`], [`StepsError::Number`].

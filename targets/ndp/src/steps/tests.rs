@@ -6,7 +6,7 @@ use moec_runtime::schedule::scheduled::*;
 use moec_runtime::schedule::{Costs, NearCosts, Solver, System as Policy, TRIMOE, Table, trimoe};
 use moec_sim::systems::{EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, KLOTSKI};
 
-/// Of an expert, 32 MB.
+/// Bytes of an expert, 32 MB.
 const BYTES: f64 = 32e6;
 const EXPERTS: usize = 8;
 const DIMMS: usize = 4;
@@ -71,7 +71,7 @@ fn a_striped_expert_takes_the_cpu_as_long_as_all_channels_take_for_it() {
     close(report.busy.cpu, 2.0 * each);
     close(report.busy.cpu_calc, 10.0);
     report.busy.channel.iter().for_each(|&c| close(c, 2.0 * each));
-    // Where calculation takes longer, memory is what waits.
+    // If arithmetic takes longer, memory waits.
     let report = layer(&mut simulator, [200, 0, 0, 0, 0, 0, 0, 0]);
     close(report.experts_us, 1000.0);
 }
@@ -93,14 +93,15 @@ fn near_data_units_work_side_by_side() {
 
 #[test]
 fn the_cpu_and_pcie_share_the_channels_which_the_equations_do_not_say() {
-    // Calculation is short on both, so that each is bound by the way to it; greedy gives all to the CPU, Best
-    // gives some to the GPU.
+    // Arithmetic is short on both, so each is bound by its transfers; greedy gives all to the CPU, Best gives
+    // some to the GPU.
     let best = EN_KTRANSFORMERS;
     let mut simulator = placed(setup(best), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1; EXPERTS]);
     let fetched = report.busy.pcie * 64.0 / BYTES * 1e3;
     assert!(fetched.round() >= 1.0 && (fetched - fetched.round()).abs() < 1e-6, "{fetched}");
-    // All eight come over the two channels, whichever unit reads: that is the least, and the prediction is below it.
+    // All eight come over the two channels, whichever unit reads: that is the least, and the prediction is
+    // below it.
     let least = EXPERTS as f64 * BYTES / 76.8 * 1e-3;
     assert!(report.experts_us > 0.999 * least, "{} for {least}", report.experts_us);
     assert!(report.error() < -0.2, "{}", report.error());
@@ -257,7 +258,8 @@ fn measured_rates_are_below_what_buses_carry() {
     assert!(part(measured.private_gbs, peak.private_gbs), "{measured:?}");
     assert!(part(measured.striped_gbs, peak.striped_gbs), "{measured:?}");
     assert!(part(measured.localized_gbs, peak.localized_gbs), "{measured:?}");
-    // A read by the host costs its own line, and rows that it closes; equation 6 taken literally would cost 4.
+    // A read by the host costs its own line, and rows that it closes; equation 6 taken literally would
+    // cost 4.
     for weight in [measured.striped_weight, measured.localized_weight] {
         assert!((1.0..4.0).contains(&weight), "{measured:?}");
     }

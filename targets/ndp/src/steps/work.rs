@@ -6,9 +6,9 @@ use super::report::checked;
 /// Work before the routed experts of a layer: attention, dense layers, shared experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Before {
-    /// Calculation on the GPU, or on the CPU where there is none, in microseconds.
+    /// Arithmetic on the GPU, or on the CPU without a GPU, in microseconds.
     pub calc_us: f64,
-    /// Bytes that the GPU reads of the host's memory for it, such as a KV cache that lies there.
+    /// Bytes that the GPU reads from the host's memory for it, such as a KV cache there.
     pub host_bytes: f64,
 }
 

@@ -122,7 +122,8 @@ impl Bench {
         Self { allotter, dimms, stream: stream.expect("a stream"), image }
     }
 
-    /// Runs the stream for the rows of `x`, from slot `first` on, on DIMM `dimm`; `factors` has a number for each row.
+    /// Runs the stream for the rows of `x`, from slot `first` on, on DIMM `dimm`; `factors` has a number for
+    /// each row.
     pub(crate) fn run(&mut self, dimm: u32, x: &[f32], factors: &[f32], first: u32) -> (Vec<f32>, Report) {
         let (shape, boxes) = (*self.allotter.shape(), self.allotter.boxes().clone());
         let hidden = shape.hidden as usize;

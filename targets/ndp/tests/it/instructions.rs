@@ -6,7 +6,8 @@ use moec_ndp::allot::{Allotment, DramLayout};
 use moec_ndp::machine::{Bus, Dimms, Fault, Program, Report, time};
 use moec_ndp_isa::parse;
 
-/// A stream of DIMM 1: two lines of each of 8 slots come in, six go out. The code stands in a loop over blocks of 3 tokens.
+/// A stream of DIMM 1: two lines of each of 8 slots come in, six go out. The code is in a loop over blocks of
+/// 3 tokens.
 fn program(code: &str) -> Program {
     let text = format!(
         "stream test\nsystem channels 2 dimms 2\ndimm 1\n\

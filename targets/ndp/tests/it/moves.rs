@@ -1,4 +1,4 @@
-//! Experts on their way between DIMMs and layouts.
+//! Experts that move between DIMMs and layouts.
 
 use crate::common::{Bench, EXPERT, GLUS, Random, Weights, bits, small};
 use moec_ndp::allot::{Allotment, DimmConfig, DramLayout, Move};

@@ -7,7 +7,8 @@ use moec_ndp::evaluate::expert;
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Dimms, Fault, Program};
 
-/// Hidden and inner channels: panels and tiles that are full, ones that are not, odd numbers, and several chunks.
+/// Hidden and inner channels: panels and tiles that are full, ones that are not, odd numbers, and several
+/// chunks.
 const SIZES: [(u32, u32); 7] = [(64, 32), (64, 48), (100, 36), (33, 17), (1, 1), (130, 65), (256, 512)];
 
 fn x_of(shape: &Shape, tokens: usize, seed: u64) -> Vec<f32> {
@@ -70,8 +71,8 @@ fn routing_weights_scale_what_goes_out() {
 
 /// The model's own meaning in f64, where `h` is rounded to bf16 as the unit does.
 ///
-/// Errors that are left: of every sum of `k` products `k` roundings of f32, and what these do to the rounding of `h`, an
-/// ulp of bf16 at most.
+/// Remaining errors: `k` roundings of f32 for every sum of `k` products, and their effect on the rounding of
+/// `h`, an ulp of bf16 at most.
 #[test]
 fn results_are_those_of_the_model_within_rounding() {
     for glu in GLUS {

@@ -34,7 +34,8 @@ fn one_token_streams_at_the_internal_bandwidth() {
     }
 }
 
-/// Both the bus that stands for all private ones and a whole expert take as long as these buses do clock by clock.
+/// Both the bus that represents all private ones and a whole expert take as long as these buses do clock by
+/// clock.
 #[test]
 fn time_is_that_of_the_cycle_level_model() {
     let channel = channel(&DimmConfig::trimoe(), Timing::trimoe(), Options::default());
@@ -83,8 +84,8 @@ fn several_tokens_are_bound_by_the_multipliers() {
     }
 }
 
-/// With one bandwidth and no latency the time of a token is what is read over it, and the ridge is where 16 clocks of each
-/// token take as long as a tile.
+/// With one bandwidth and no latency the time of a token is the bytes read divided by it. The ridge is where
+/// 16 clocks of each token take as long as a tile.
 #[test]
 fn a_plain_bus_is_a_roofline() {
     let program = program(DEEPSEEK, 512);

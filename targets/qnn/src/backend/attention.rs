@@ -1,8 +1,9 @@
-//! Attention of a layer as networks: found, written, measured, and held against the Graph's own nodes.
+//! Attention of a layer as networks: found, written, measured, and compared with the Graph's own nodes.
 //!
-//! An artifact `layers.L.attn.qnn` has a network `chunk{T}` for the chunk of a prompt, and `chunk1` for decoding: sequences of a batch
-//! have caches of their own, so that each is called for by itself, whatever the batch. A plan sees a graph with a state
-//! ([`moec_ir::plan::Subgraph`]); keys and values lie with the host ([`moec_qnn_unit::attention`]).
+//! An artifact `layers.L.attn.qnn` has a network `chunk{T}` for the chunk of a prompt, and `chunk1` for
+//! decoding. Sequences of a batch have caches of their own, so each has a call of its own, whatever the
+//! batch. A plan sees a graph with a state ([`moec_ir::plan::Subgraph`]); the host holds keys and values
+//! ([`moec_qnn_unit::attention`]).
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::read::network;
@@ -36,7 +37,7 @@ const PRODUCTS: u32 = 73;
 /// Finds the attention of a scope.
 ///
 /// # Errors
-/// What stands in the way, for people.
+/// The reason against it, for people.
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Grouped, Ends)> {
     let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {
@@ -52,7 +53,7 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Grouped
 /// Whether the unit multiplies queries and keys.
 ///
 /// # Errors
-/// Why not, for people.
+/// The reason against it, for people.
 pub(super) fn runs_on(unit: &DeviceUnit) -> std::result::Result<(), String> {
     match unit.hexagon.as_ref().filter(|h| h.arch < PRODUCTS) {
         Some(h) => Err(format!(
@@ -63,7 +64,7 @@ pub(super) fn runs_on(unit: &DeviceUnit) -> std::result::Result<(), String> {
     }
 }
 
-/// Declaration in a plan of the network of so many rows: as `graph`, with a state.
+/// Declaration in a plan of the network for this many rows: as `graph`, with a state.
 pub(super) fn declared(mut graph: GraphDecl, found: &Grouped, rows: usize) -> GraphDecl {
     let tensor =
         |name: &str, shape: [usize; 4]| GraphTensor { name: name.to_owned(), shape: shape.map(|n| n as u32) };
@@ -118,8 +119,8 @@ fn angles_of<'a>(module: &'a Module, boundary: &SubgraphBoundary) -> Option<&'a 
     graph.nodes.get(graph.def(boundary.angles?)?.0 as usize)
 }
 
-/// Ranges of its activations: rows are read in chunks, each after the keys and values of the one before it, at positions all over the
-/// context.
+/// Ranges of its activations: rows are read in chunks, each after the keys and values of the one before it,
+/// at positions all over the context.
 pub(super) fn measured(
     emit: &Emit<'_>,
     made: &emit::Attention,
@@ -128,7 +129,7 @@ pub(super) fn measured(
     sample: &Sample,
 ) -> Result<Ranges> {
     let cannot = |e: &dyn std::fmt::Display| Error::limit("attention cannot be a network").because(e);
-    // How many positions there are has no part in how wide anything is.
+    // The number of positions has no influence on ranges.
     let small = emit::Attention { context: AT_ONCE, ..made.clone() };
     let network = small.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
     let [hidden, seen] = emit::mask(&network);
@@ -196,8 +197,8 @@ fn positions(at: &[u32]) -> Tensor {
 /// Error of a network, saturated tensors, and the inputs of its longest call, one after the other.
 type Evaluated = (Distance, Vec<Saturated>, Vec<f32>);
 
-/// Runs a network as sequences do, and the Graph's nodes on the same: a chunk with padding after it, the network after that, one row,
-/// and rows at the end of the context, where windows have moved on.
+/// Runs a network on sequences, and the Graph's nodes on the same ones: a chunk with padding after it, the
+/// next chunk, one row, and rows at the end of the context, where windows have moved on.
 pub(super) fn evaluate(
     trial: &mut Trial<'_, '_>,
     found: &Grouped,
@@ -220,7 +221,7 @@ pub(super) fn evaluate(
     for (start, n) in calls(rows, found.context) {
         let at: Vec<u32> = (start..start + n).map(|p| p as u32).collect();
         let x: Vec<f32> = from.by_ref().take(n).flatten().copied().collect();
-        // The graph gets what f16 holds of them.
+        // The graph gets the values rounded to f16.
         let x: Vec<f32> = x.iter().map(|x| f16::from_f32(*x).to_f32()).collect();
         let angles = reference.angles(&at)?;
         let inputs = given(graph, found, &x, angles.as_ref(), &at)?;
@@ -251,7 +252,7 @@ fn hidden_of(graph: &GraphDecl) -> usize {
     graph.outputs.first().map_or(0, |p| p.shape[1] as usize)
 }
 
-/// Starts of calls of a network of so many rows, and their numbers of rows.
+/// Starts of calls of a network with this many rows, and their numbers of rows.
 fn calls(rows: usize, context: usize) -> Vec<(usize, usize)> {
     let (mut all, mut next) = (Vec::new(), 0);
     for n in [(rows * 3 / 4).max(1), rows, 1] {

@@ -81,7 +81,7 @@ pub(super) fn shown(folder: &Path, sample: &Sample, rows: usize) -> Result<()> {
 /// Remedy where an artifact is too large.
 pub(super) const SMALLER: &str = "give a smaller `max_group` under `[placement]`";
 
-/// Refuses an artifact of more weights than a graph of the unit holds; `hint` says what helps.
+/// Refuses an artifact of more weights than a graph of the unit holds; `hint` gives the remedy.
 pub(super) fn limited(unit: &DeviceUnit, name: &str, bytes: u64, hint: &str) -> Result<()> {
     match unit.graph_limit().filter(|limit| bytes > *limit) {
         Some(limit) => {
@@ -150,7 +150,7 @@ impl Gated<'_> {
         };
         let gate = file.projection(&at("wg"), self.gate, (hidden, None), half(0))?;
         let up = file.projection(&at("wu"), self.up, (hidden, None), half(inner))?;
-        // Columns stand as the gate gives its results.
+        // Columns are in the order of the gate's results.
         let down =
             file.projection(&at("wd"), (self.down, 0..hidden), (inner, Some(&gate)), self.down_bias)?;
         let cluster = Cluster { name, gate, up, down };
@@ -158,7 +158,8 @@ impl Gated<'_> {
     }
 }
 
-/// Ranges of a network in f32 whose input is [`AT_ONCE`] rows, or as many for each of its experts, who get the same.
+/// Ranges of a network in f32 whose input is [`AT_ONCE`] rows, or as many for each of its experts, all the
+/// same.
 pub(super) fn measured(
     network: Network,
     folder: &Path,

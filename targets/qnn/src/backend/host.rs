@@ -16,7 +16,7 @@ struct Loaded {
     attends: Option<Attends>,
 }
 
-/// Evaluates networks on this machine. Codes are made of what goes in, and what comes out is made of codes, in here.
+/// Evaluates networks on this machine. Inputs are encoded, and outputs decoded, in here.
 #[derive(Debug, Default)]
 pub struct Emulated {
     graphs: Vec<Loaded>,

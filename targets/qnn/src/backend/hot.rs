@@ -1,6 +1,6 @@
 //! Hot neurons of experts by batch (PowerInfer-2, §4.1.2 and §4.1.3).
 //!
-//! The hot neurons of the experts of layer `L` lie at `artifacts/layers.L.hot.qnn`, a folder:
+//! The hot neurons of the experts of layer `L` are in `artifacts/layers.L.hot.qnn`, a folder:
 //!
 //! | file | what |
 //! |---|---|
@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 pub(super) type Failed = Box<dyn std::error::Error>;
 
-/// File that says which neurons are hot.
+/// File with the lists of hot neurons.
 const NEURONS: &str = "neurons.bin";
 /// Rows of each expert to verify its networks by.
 const SHOWN: usize = 8;
@@ -43,7 +43,7 @@ const SHOWN: usize = 8;
 /// Whether the experts of a layer can be networks of their hot neurons.
 ///
 /// # Errors
-/// Why not, for people.
+/// The reason against it, for people.
 pub(super) fn can(module: &Module, layer: u32) -> std::result::Result<(), String> {
     match LayerExperts::of(module, layer) {
         None => Err(format!("layer {layer} has no experts")),
@@ -97,7 +97,7 @@ pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
     Ok(written)
 }
 
-/// The hot neurons of a layer on their way.
+/// The hot neurons of a layer while its networks are written.
 struct Making<'a> {
     emit: &'a Emit<'a>,
     layer: &'a HotLayer,
@@ -180,8 +180,8 @@ impl<'a> Making<'a> {
         Ok(Ffn { hidden: self.hidden, glu: self.experts.glu, clusters })
     }
 
-    /// The networks of one expert, written. Gives the rows that they are verified by: of those that measured ranges the ones of
-    /// which its hot neurons make most.
+    /// Writes the networks of one expert. Gives the rows that they are verified by: of those that measured
+    /// ranges, the rows for which the expert's hot neurons contribute most.
     fn networks(&self, e: usize, ffn: &Ffn, folder: &Path, sample: &Sample) -> Result<Vec<f32>> {
         let plain = |name: &str, rows: usize, clusters: usize| {
             ffn.graph(name, rows, clusters).map_err(|e: NetworkError| self.cannot(&e))
@@ -223,8 +223,8 @@ fn awake(
     Ok(cycled(&rows.into_iter().flat_map(|(_, row)| row).collect::<Vec<_>>(), SHOWN * hidden))
 }
 
-/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all others to the CPU.
-/// Executes nothing.
+/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all
+/// others to the CPU. Executes nothing.
 ///
 /// # Errors
 /// A file that is missing or malformed; hot neurons outside of the expert, or that the CPU has, too.

@@ -1,9 +1,10 @@
-//! The backend's row: what the compiler requires of it.
+//! The backend as the compiler uses it.
 //!
-//! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
-//! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
-//! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Attention, dense networks and the head have networks of their own, and so have hot neurons of experts where a build requires them.
+//! A group of experts is in `artifacts/layers.L.group.G.qnn`, a folder. It has a network `cap{C}.onnx` for
+//! each number of rows of an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the
+//! rows by which ranges were measured. Where QNN's library is installed, `context.bin` has all of them
+//! compiled, and `cap{C}.dlc` the largest as a DLC. Attention, dense networks and the head have networks of
+//! their own, and so have hot neurons of experts if a build requires them.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod attention;
@@ -235,7 +236,7 @@ fn path(table: &ExpertTable, group: usize) -> String {
     path_of(&table.group_name(group))
 }
 
-/// Name of the network that takes so many rows of each expert.
+/// Name of the network that takes this many rows of each expert.
 fn function(capacity: u32) -> String {
     format!("cap{capacity}")
 }

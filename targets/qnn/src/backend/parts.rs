@@ -1,4 +1,4 @@
-//! Parts beside the experts: dense networks, shared experts, the head.
+//! Parts other than experts: dense networks, shared experts, the head.
 //!
 //! | part | artifact below `artifacts/` | networks |
 //! |---|---|---|
@@ -69,7 +69,7 @@ impl HtpPart {
     /// The part of a scope.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// The reason that there is no network, for people.
     pub(super) fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
         let mut boundaries = Vec::new();
@@ -82,7 +82,7 @@ impl HtpPart {
                     angles = ends.angles;
                     (Kind::Attention(Box::new(found)), ends.x, ends.y)
                 }
-                // A network between norms of its own is none of the forms that are found.
+                // A network between norms of its own has none of the supported forms.
                 Role::Network if scope.part != moec_ir::Part::SHARED => {
                     if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
                         name.part = moec_ir::Part::SHARED;
@@ -211,7 +211,7 @@ impl HtpPart {
             }
             Kind::Head(head) => {
                 let rows = module.weight(head.weight).rows();
-                // Scales, biases and what aligns tensors come on top of codes.
+                // Codes do not include scales, biases and alignment.
                 let reckoned = bytes.saturating_add(bytes / 8);
                 let count = usize::try_from(reckoned.div_ceil(limit.max(1))).unwrap_or(usize::MAX);
                 if count > rows {
@@ -227,7 +227,7 @@ impl HtpPart {
         }
     }
 
-    /// Name of the network of so many rows.
+    /// Name of the network for this many rows.
     fn function(&self, rows: usize) -> String {
         match self.kind {
             Kind::Attention(_) => format!("chunk{rows}"),
@@ -321,7 +321,7 @@ impl HtpPart {
             }
             Kind::Head(head) => {
                 let weight = module.weight(head.weight);
-                // Of a head in parts no more is held than one of them.
+                // Of a head in parts only one part is held at a time.
                 let part = Part { weight, matrix: 0, rows: artifact.channels.clone() };
                 let channels = part.rounded(emit.numbers)?;
                 let bias = head.bias.map(read).transpose()?;
@@ -333,7 +333,7 @@ impl HtpPart {
         }
     }
 
-    /// Evaluates every network of it against the nodes that it stands for.
+    /// Evaluates all of its networks against the nodes that they replace.
     ///
     /// # Errors
     /// An artifact that is missing, malformed, or does not run.
@@ -360,7 +360,7 @@ impl HtpPart {
                 Kind::Dense(_) | Kind::Head(_) => self.evaluate(trial, boundary, graph, &mut shared),
             };
             let (error, saturated) = found.map_err(|e| wrong(&graph.package, &e))?;
-            // The coarsest of its matrices is what it is held to.
+            // The limit is that of its coarsest matrix.
             let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
             let other = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
             let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
@@ -405,7 +405,7 @@ impl HtpPart {
         Ok((error, outcome.saturated))
     }
 
-    /// Results of the nodes that it stands for.
+    /// Results of the nodes that it replaces.
     fn reference(
         &self,
         trial: &mut Trial<'_, '_>,
@@ -454,7 +454,8 @@ impl Made {
     }
 }
 
-/// Evaluates every network of the parts of a trial. Gives what those were run on that take more than rows, too.
+/// Evaluates every network of the parts of a trial. Also gives the inputs of networks that take more than
+/// rows.
 ///
 /// # Errors
 /// As [`HtpPart::verify`].

@@ -9,10 +9,10 @@ use moec_ir::plan::{GraphDecl, GraphTensor, Plan};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 
-/// The network of a graph, read from a bundle; with the ports that the plan says.
+/// The network of a graph, read from a bundle, with the ports that the plan gives.
 ///
 /// # Errors
-/// Why not, for people.
+/// The reason against it, for people.
 pub(super) fn network(bundle: &BundleReader, graph: &GraphDecl) -> Result<Network, String> {
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
     let inside = graph.package.strip_prefix("artifacts/").is_some_and(plain) && plain(&graph.function);
@@ -46,12 +46,13 @@ pub(super) fn network(bundle: &BundleReader, graph: &GraphDecl) -> Result<Networ
     }
 }
 
-/// An artifact that is not what it should be.
+/// A damaged or wrong artifact.
 pub(super) fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
     Error::input(format!("`{name}` in the bundle: {e}"))
 }
 
-/// Reads every network that the plan calls and checks that the unit holds it; executes nothing. Gives their number.
+/// Reads every network that the plan calls and checks that the unit holds it; executes nothing. Gives their
+/// number.
 ///
 /// # Errors
 /// A network that is missing, malformed or too large.
@@ -66,7 +67,7 @@ pub(super) fn read(bundle: &BundleReader, plan: &Plan, unit: &DeviceUnit) -> Res
 /// Whether the unit holds a network.
 ///
 /// # Errors
-/// Why not, for people.
+/// The reason against it, for people.
 pub(super) fn held(network: &Network, unit: &DeviceUnit) -> Result<(), String> {
     let bytes = network.static_bytes();
     match unit.graph_limit().filter(|limit| bytes > *limit) {

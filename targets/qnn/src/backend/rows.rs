@@ -1,8 +1,10 @@
-//! Rows by which ranges are measured: those that calibration kept of real text, or else rows like those that experts meet.
+//! Rows by which ranges are measured: rows of real text that calibration kept, or else random rows with the
+//! same statistics.
 //!
-//! Experts read what an RMS norm gives, so that `Σ (x/gain)²` over the channels of a row is their number. Calibration knows
-//! how the squares are divided between channels; together both say how large each channel is on average. Rows are drawn
-//! with these variances. They lack the tails of real ones, for which ranges are widened ([`HEADROOM`]).
+//! Experts read the output of an RMS norm, so the sum of `(x/gain)²` over the channels of a row is the number
+//! of channels. Calibration knows how the squares are divided between channels; together both give the
+//! average size of each channel. Rows are drawn with these variances. They lack the tails of real ones, for
+//! which ranges are widened ([`HEADROOM`]).
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::weights::Part;
@@ -10,8 +12,9 @@ use moec_backend::Numbers;
 use moec_backend::error::{Error, Result};
 use moec_ir::{Module, Op, Operand, Weight, WeightId};
 
-/// Factor by which codes reach at least further than what was seen: two of sixteen bits are given for what is rare. On text that
-/// calibration has not read, networks diverge least from 4 to 16 (docs/qnn-networks.md, Ranges).
+/// Factor by which codes reach at least beyond the observed range: two of sixteen bits are given to rare
+/// values. On text that calibration has not read, networks diverge least from 4 to 16 (docs/qnn-networks.md,
+/// Ranges).
 pub(super) const HEADROOM: f32 = 4.0;
 /// Fewer rows of text say too little of ranges.
 const ENOUGH: usize = 32;
@@ -25,15 +28,16 @@ const DRAWN_RUNS: u64 = 4;
 pub(super) enum Sample {
     /// Rows of text, `[n, H]`.
     Text { rows: Vec<f32>, hidden: usize },
-    /// Standard deviations `[H]` of what is drawn.
+    /// Standard deviations `[H]` of the random rows.
     Drawn(Vec<f32>),
 }
 
 impl Sample {
-    /// For networks that begin with a weight: rows of text where calibration has kept enough, or what `drawn` says.
+    /// For networks that begin with a weight: rows of text if calibration has kept enough, else the random
+    /// rows of `drawn`.
     ///
     /// # Errors
-    /// Those of `drawn`; a file that cannot be read.
+    /// Errors of `drawn`; a file that cannot be read.
     pub(super) fn new(
         numbers: &dyn Numbers,
         module: &Module,
@@ -53,7 +57,7 @@ impl Sample {
     pub(super) fn runs(&self) -> Vec<(Vec<f32>, bool)> {
         match self {
             Self::Text { rows, hidden } => {
-                // Rows come in an order that has nothing to do with what is in them.
+                // Rows come in an order that is independent of their contents.
                 let (seen, held) = rows.split_at(rows.len() / hidden / 2 * hidden);
                 let of = |half: &[f32], held: bool| -> Vec<(Vec<f32>, bool)> {
                     let runs = half.chunks(AT_ONCE * hidden);
@@ -67,7 +71,7 @@ impl Sample {
         }
     }
 
-    /// At most `most` rows to verify networks by: of text those that have measured margins come first.
+    /// At most `most` rows to verify networks by: rows of text that measured margins come first.
     pub(super) fn shown(&self, most: usize) -> Vec<f32> {
         match self {
             Self::Text { rows, hidden } => {
@@ -79,7 +83,7 @@ impl Sample {
     }
 }
 
-/// So many numbers, from the first again where there are not as many.
+/// The first `count` numbers; if there are fewer, they repeat from the first.
 pub(super) fn cycled(of: &[f32], count: usize) -> Vec<f32> {
     of.iter().cycle().take(count).copied().collect()
 }

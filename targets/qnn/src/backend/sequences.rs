@@ -1,4 +1,5 @@
-//! Keys and values of sequences, where networks of attention are executed on this machine: as reals, which codes come back from.
+//! Keys and values of sequences, where networks of attention are executed on this machine: as reals, which
+//! codes come back from.
 
 use crate::emit;
 use crate::net::Network;
@@ -7,10 +8,10 @@ use moec_qnn_unit::attention::{Cache, Caches, CallInputs, Shape};
 use moec_runtime::exec::graphs::f16;
 use std::sync::{Mutex, PoisonError};
 
-/// The sizes of a plan's graph, if that is what a network is.
+/// The sizes of a plan's graph, if a network matches it.
 ///
 /// # Errors
-/// What does not fit, for people.
+/// The mismatch, for people.
 pub(super) fn shape(graph: &GraphDecl, network: &Network) -> Result<Shape, String> {
     let of = |ids: &[crate::net::TensorId]| -> Vec<(&str, Vec<usize>)> {
         ids.iter().map(|id| network.tensor(*id)).map(|t| (&*t.name, t.shape.clone())).collect()
@@ -51,10 +52,10 @@ impl Sequences {
         Ok(Some(Attends { shape: shape(graph, network)?, package, mask: emit::mask(network) }))
     }
 
-    /// Executes a network of attention, with what the sequence of a slot keeps. Gives its first result.
+    /// Executes a network of attention with the state of a slot's sequence. Gives its first result.
     ///
     /// # Errors
-    /// Those of `execute`; inputs of other sizes.
+    /// Errors of `execute`; inputs of other sizes.
     pub(super) fn run(
         &self,
         attends: &Attends,
@@ -74,7 +75,7 @@ impl Sequences {
     }
 }
 
-/// Writes what a network gave to its places; gives the rest.
+/// Writes a network's keys and values to their places; gives the other results.
 ///
 /// # Errors
 /// Other results than attention has.

@@ -1,4 +1,4 @@
-//! Sizes of a bundle's artifacts, beside what the HTP has.
+//! Sizes of a bundle's artifacts, compared with the limits of the HTP.
 
 use super::WEIGHTS;
 use super::library::contexts::artifacts;

@@ -1,4 +1,4 @@
-//! Evaluates networks of hot neurons against the reference, by themselves and together with what the CPU adds.
+//! Evaluates networks of hot neurons against the reference, alone and together with the CPU's neurons.
 
 use super::hot::{Failed, cold, declared, neurons};
 use super::library::check::Checker;
@@ -15,11 +15,11 @@ use moec_ir::plan::GraphDecl;
 use moec_ir::{Format, Glu, Op};
 use std::rc::Rc;
 
-/// Name of what hot and cold neurons give together, before a batch.
+/// Name of the joint result of hot and cold neurons, before a batch.
 const TOGETHER: &str = "hot and cold, batch ";
 
-/// Evaluates every network of hot neurons against the same neurons of the reference, and has others execute it; and, together with
-/// the CPU's neurons, against whole experts.
+/// Evaluates every network of hot neurons against the same neurons of the reference, and has the other
+/// executors run it. Together with the CPU's neurons it is compared with whole experts.
 ///
 /// # Errors
 /// A network that is missing, malformed, or does not run.
@@ -81,7 +81,7 @@ impl<'a> Tried<'a> {
             return Err(format!("`{ROWS}` has not as many rows of every expert").into());
         }
         let weights = [trial.evaluator.weight(experts.gate_up)?, trial.evaluator.weight(experts.down)?];
-        // Where the reference has the bundle's weights, what their format rounds comes on top.
+        // If the reference has the bundle's weights, the rounding of their format is added.
         let stored = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
         let bound = Form::of(down.format).bound().hypot(stored(down.format));
         let cold = layer.batches.iter().map(|b| {
@@ -158,7 +158,7 @@ impl<'a> Tried<'a> {
         Ok((got, saturated))
     }
 
-    /// Result of a network, and what the CPU's neurons add to it at the batch of that index.
+    /// Result of a network, and the CPU's contribution at the batch with that index.
     fn sum(&self, e: usize, at: usize, hot: &[f32]) -> Result<Vec<f32>, Failed> {
         let Some((cold, _)) = self.cold.get(at).and_then(Option::as_ref) else { return Ok(hot.to_vec()) };
         let x = self.rows_of(e);

@@ -21,17 +21,17 @@ type Failed = Box<dyn std::error::Error>;
 /// Inputs that networks were run on that take more than rows, by artifact and name: one after the other.
 pub(super) type VerifyInputs = HashMap<(String, String), Vec<f32>>;
 
-/// A tensor of which a larger share of numbers saturates forbids its network.
+/// If a larger share of a tensor's numbers saturates, its network is refused.
 const SATURATED: f64 = 1e-3;
 
-/// Executor of artifacts beside moec, where there are any.
+/// Executor of artifacts other than moec, if there is one.
 pub(super) fn checker(trial: &mut Trial<'_, '_>) -> Option<Checker> {
     let any = !trial.parts.is_empty() || !trial.groups.is_empty() || !trial.hot.is_empty();
     any.then(|| Checker::open(trial))
 }
 
-/// Evaluates networks of experts, and has others execute them, and those of `reports`, which were evaluated: on what is `given` where
-/// they take more than rows.
+/// Evaluates networks of experts, and has the other executors run them, and those of `reports`, which were
+/// evaluated. Networks that take more than rows get the inputs of `given`.
 ///
 /// # Errors
 /// A network that is missing, malformed, or does not run.
@@ -84,7 +84,8 @@ fn shown(trial: &Trial<'_, '_>, reports: &[FunctionReport]) -> Result<Vec<f32>> 
     rows(&trial.files.below(name), 1).map_err(|e| wrong(name, &e))
 }
 
-/// Has others execute the networks of one artifact, which were evaluated, each on its rows; adds to their reports.
+/// Has others execute the networks of one artifact, which were evaluated, each on its rows; adds to their
+/// reports.
 pub(super) fn executed(
     trial: &mut Trial<'_, '_>,
     checker: &mut Checker,
@@ -104,7 +105,8 @@ pub(super) fn refuses(saturated: &[Saturated]) -> bool {
 
 type Evaluated = (Distance, Vec<Saturated>, f64);
 
-/// Runs a network on rows that fill the places of its experts to different heights, and the reference on the same.
+/// Runs a network on rows that fill the places of its experts to different heights, and the reference on the
+/// same.
 fn evaluate(
     trial: &mut Trial<'_, '_>,
     table: &ExpertTable,
@@ -146,14 +148,14 @@ fn evaluate(
     let want = op(&node, args)?;
     let want = want.first().ok_or("the evaluator gave nothing")?;
     let error = Distance::of(&Tensor::f32([total, hidden], got), want, total * hidden);
-    // Where the reference has the bundle's weights, what their format rounds comes on top.
+    // If the reference has the bundle's weights, the rounding of their format is added.
     let format = module.weight(experts.down).format;
     let other = if trial.rounded { format.distance() } else { 0.0 };
     let bound = Form::of(format).bound().hypot(other);
     Ok((error, outcome.saturated, bound))
 }
 
-/// The dispatch table of rows that lie expert by expert: as many as `filled` says of each of `members`, of `experts` in all.
+/// The dispatch table of rows grouped by expert: `filled` rows for each of `members`, of `experts` in all.
 pub(super) fn routed(members: &[u32], filled: &[usize], experts: usize) -> Tensor {
     let total: usize = filled.iter().sum();
     let layout = DispatchLayout { rows: total, k: 1, experts };

@@ -29,7 +29,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// That of a format: what the CPU has in 4 bits a graph has, too, but for codes of a checkpoint; all else is 8 bits.
+    /// Bits for a format: a graph has 4 bits where the CPU has, except for published codes; all else is 8
+    /// bits.
     pub(super) const fn of(format: Format) -> Self {
         let spec = format.spec();
         if spec.bits != 4 || spec.published {
@@ -50,7 +51,7 @@ impl Form {
         }
     }
 
-    /// Bytes of so many numbers, scales aside.
+    /// Bytes of this many numbers, without scales.
     pub(super) const fn bytes(self, numbers: u64) -> u64 {
         match self {
             Self::Eight => numbers,
@@ -59,8 +60,8 @@ impl Form {
         }
     }
 
-    /// Largest relative error, as root mean square, of a product of three such matrices that passes. Scales reach over a
-    /// whole row: a step is a little more than in groups of 32.
+    /// Largest relative error, as root mean square, that a product of three such matrices may have. Each
+    /// scale covers a whole row: a step is a little larger than in groups of 32.
     pub(super) fn bound(self) -> f64 {
         match self {
             Self::Eight => 0.04,
@@ -85,7 +86,8 @@ impl Part<'_> {
         Ok(out)
     }
 
-    /// Its numbers as codes: of whole matrices those of the CPU. Which rows of a part have 8 bits is decided among its own.
+    /// Its numbers as codes: for whole matrices the CPU's codes. For a part, the rows with 8 bits are chosen
+    /// among its own.
     ///
     /// # Errors
     /// A file that cannot be read; a number that no code holds.
@@ -110,7 +112,7 @@ pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, matrix: usize) -> 
 pub(super) fn rows_of(matrix: &Channels, cols: usize, rows: &[usize]) -> Channels {
     let mut out = Channels::default();
     for (at, &row) in rows.iter().enumerate() {
-        // Rows of each width lie one after the other.
+        // Rows of each width are contiguous.
         let before = matrix.outliers.partition_point(|&o| (o as usize) < row);
         let wide = matrix.outliers.get(before).is_some_and(|&o| o as usize == row);
         let (from, to, place) = if wide {
@@ -134,7 +136,7 @@ pub(super) fn columns_of(matrix: &Channels, cols: usize, columns: &[usize]) -> C
     Channels { four: of(&matrix.four), eight: of(&matrix.eight), ..matrix.clone() }
 }
 
-/// The file of codes on its way.
+/// The file of codes while it is written.
 pub(super) struct WeightFile {
     path: PathBuf,
     out: BufWriter<File>,
@@ -149,7 +151,7 @@ impl WeightFile {
         Ok(Self { path, out: BufWriter::new(file), offset: 0 })
     }
 
-    /// Appends rows of a rounded matrix of `cols` columns, which stand as the projection before it gives its results.
+    /// Appends rows of a rounded matrix of `cols` columns, in the order of the previous projection's results.
     ///
     /// # Errors
     /// A disk that is full.

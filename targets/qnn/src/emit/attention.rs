@@ -1,12 +1,14 @@
 //! Attention over a chunk of rows with grouped queries, and a cache of keys and values that the caller keeps.
 //!
-//! A graph on the HTP has no state. The cache goes in as it was before the chunk, and the chunk's own keys and values come
-//! out; the executor of the graph writes them to their places ([`moec_qnn_unit::attention`]). Inside, the chunk's keys stand after those
-//! of the cache, so that a mask of `[T, C + T]` says which a row sees.
+//! A graph on the HTP has no state. Its inputs include the cache from before the chunk, and its outputs the
+//! chunk's own keys and values; the executor of the graph writes them to their places
+//! ([`moec_qnn_unit::attention`]). Inside, the chunk's keys follow those of the cache, so a mask of `[T, C +
+//! T]` says which keys a row sees.
 //!
-//! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both would distinguish scores no more. Here
-//! the smaller of score and mask counts. Where a row sees a key the mask is at least as large as any score, else it is less than all by so
-//! much that its share of the softmax is nothing, and codes reach no further than that ([`fitted`]).
+//! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both could no
+//! longer distinguish scores. Here the minimum of score and mask is taken. Where a row sees a key, the mask
+//! is at least as large as any score. Elsewhere it is just low enough for a share of the softmax of 0, and
+//! codes reach no further than that ([`fitted`]).
 
 use super::projection::Projection;
 use crate::net::{Network, NetworkBuilder, NetworkError, Op, Quant, Tensor, TensorId};
@@ -29,8 +31,8 @@ pub struct Rope {
 /// Norm and rotation of queries or keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rotation {
-    /// Gain `[dim]` of a norm over each head, or `[heads · dim]` of one over all of them, and what is added to the mean
-    /// square.
+    /// Gain `[dim]` of a norm over each head, or `[heads · dim]` of one over all of them, and what is added
+    /// to the mean square.
     pub norm: Option<(Vec<f32>, f32)>,
     /// The rotation.
     pub rope: Option<Rope>,
@@ -51,8 +53,8 @@ pub fn mask(network: &Network) -> [f32; 2] {
     }
 }
 
-/// The same ranges with those of the mask, of shares and of angles as they must be: what is known needs no headroom. `angles` is the
-/// largest cosine or sine.
+/// The same ranges with those of the mask, of shares and of angles as they must be: what is known needs no
+/// headroom. `angles` is the largest cosine or sine.
 pub fn fitted(mut ranges: Ranges, angles: f32) -> Ranges {
     let of = |ranges: &Ranges, name: &str| ranges.get(name).copied().unwrap_or_default();
     let scores = of(&ranges, "scores").and(of(&ranges, "scores.rows"));
@@ -111,8 +113,8 @@ pub struct Attention {
 type Angles = [TensorId; 2];
 
 impl Attention {
-    /// The graph of a chunk: `x[T, H], keys[kv, C, qk], values[kv, C, v], mask[T, C + T], cos[T, R/2]?, sin[T, R/2]? →
-    /// y[T, H], new_keys[kv, T, qk], new_values[kv, T, v]`.
+    /// The graph of a chunk: `x[T, H], keys[kv, C, qk], values[kv, C, v], mask[T, C + T], cos[T, R/2]?,
+    /// sin[T, R/2]? → y[T, H], new_keys[kv, T, qk], new_values[kv, T, v]`.
     ///
     /// # Errors
     /// Weights of other shapes, or heads that do not divide.

@@ -1,10 +1,10 @@
 //! Gated feed-forward networks by clusters of neurons, and groups of them.
 //!
-//! A neuron is a row of gate and up with its column of down. Neurons stand hot to cold, and a cluster is a run of them: the
-//! hottest first. A graph of batch size `b` computes the first few clusters (PowerInfer-2, §4.1.2: the share that the NPU
-//! takes grows with the batch), and its result is a part of the layer's: the CPU adds the neurons after them. So
-//! graphs of all batch sizes share the weights of the clusters that they have in common, and down, whose columns are
-//! neurons, is cut where they end.
+//! A neuron is a row of gate and up with its column of down. Neurons are sorted, the hottest first, and a
+//! cluster is a run of them. A graph of batch size `b` computes the first few clusters (PowerInfer-2, §4.1.2:
+//! the share of the NPU grows with the batch). Its result is a part of the layer's: the CPU adds the
+//! remaining neurons. So graphs of all batch sizes share the weights of their common clusters, and down,
+//! whose columns are neurons, is cut at cluster ends.
 
 use super::glu::join;
 use super::projection::Projection;
@@ -54,7 +54,7 @@ impl Cluster {
 }
 
 impl Projection {
-    /// The same with its channels renamed: channel `i` is what stands at place `i` of another's results.
+    /// The same with its channels permuted: channel `i` is the channel at place `i` of another's results.
     fn ordered_as(&self, other: &Self) -> Self {
         let count = self.channels();
         let mut place = vec![0_u32; count];
@@ -106,7 +106,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// The graph of a number of rows for each expert: `x[experts · rows, H] → y`, alike. Rows of an expert stand together.
+    /// The graph for a number of rows for each expert: `x[experts · rows, H] → y`, of the same shape. Rows of
+    /// an expert are contiguous.
     ///
     /// # Errors
     /// Weights of other shapes, or no expert.

@@ -5,7 +5,8 @@ use moec_ir::{Activation, Glu};
 
 type Result<T> = std::result::Result<T, NetworkError>;
 
-/// √(8/π): twice the factor of the approximation of GELU by a hyperbolic tangent, `x/2 · (1 + tanh(z)) = x · sigmoid(2z)`.
+/// √(8/π): twice the factor of the approximation of GELU by a hyperbolic tangent, `x/2 · (1 + tanh(z)) = x ·
+/// sigmoid(2z)`.
 const GELU_SLOPE: f32 = 1.595_769;
 /// Weight of the cube there.
 const GELU_CUBE: f32 = 0.044_715;

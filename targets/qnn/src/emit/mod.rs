@@ -1,8 +1,9 @@
-//! Writes networks: gated feed-forward networks by clusters of neurons, groups of experts, attention, the head.
+//! Writes networks: gated feed-forward networks by clusters of neurons, groups of experts, attention, the
+//! head.
 //!
-//! Activations are in f32 and weights are codes already; [`crate::quant::coded`] makes codes of the activations when it is
-//! known how wide they are. Networks of one artifact have the same static tensors under the same names, so that a unit
-//! keeps them once for all batch sizes.
+//! Activations are in f32 and weights are codes already; [`crate::quant::coded`] makes codes of the
+//! activations when it is known how wide they are. Networks of one artifact have the same static tensors
+//! under the same names, so that a unit keeps them once for all batch sizes.
 #![expect(clippy::cast_possible_truncation, reason = "channels of one matrix")]
 
 mod attention;

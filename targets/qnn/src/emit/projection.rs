@@ -1,9 +1,9 @@
 //! A projection as the HTP has it: one matrix of codes, or two of different widths side by side.
 //!
-//! There are no scales for groups of channels. What 4 bits serve badly is kept in 8: whole output channels (PowerInfer-2,
-//! §6 and §7.6). The channels of both widths are two matrices, whose results are concatenated, and an order says where each
-//! channel stands then. An order in the middle of a network is folded into what follows ([`super::Ffn`]); at its end a
-//! gathering undoes it.
+//! There are no scales for groups of channels. Whole output channels for which 4 bits are too coarse are
+//! stored in 8 (PowerInfer-2, §6 and §7.6). The channels of both widths are two matrices with concatenated
+//! results, and an order gives the place of each channel. An order in the middle of a network is folded into
+//! the next layer ([`super::Ffn`]); at its end a gathering undoes it.
 
 use crate::net::{NetworkBuilder, NetworkError, Op, Tensor, TensorId};
 

@@ -1,11 +1,12 @@
-//! Executes a network on this machine: in reals where its activations are in f32, in whole numbers where they are codes.
+//! Executes a network on this machine: in f32, or in integers if its activations are codes.
 //!
-//! What a run of codes is: products are summed exactly as whole numbers; a sum, or what any other operator gives, is scaled
-//! in f64 and becomes the nearest code, halves the even one. A number beyond the codes becomes the last of them, and is
-//! counted where that moves it by more than half a step: the range of that tensor *saturates*. ONNX's `QuantizeLinear`
-//! rounds as it is done here. The HTP rounds each operator in its own way (`docs/qnn.md`, Numbers): of a gated network with
-//! weights of 8 bits its emulator's results are within 6 steps of these, of one with weights of 4 bits, which it rounds
-//! down, within 90; attention within 19. A step is a 65535th of the spread.
+//! Arithmetic of codes: products are summed exactly, as integers. A sum, or the result of any other operator,
+//! is scaled in f64 and rounded to the nearest code, ties to even. Numbers beyond the codes are clamped. They
+//! are counted if that moves them by more than half a step: the range of that tensor *saturates*. ONNX's
+//! `QuantizeLinear` rounds in the same way. The HTP rounds each operator in its own way (`docs/qnn.md`,
+//! Numbers). For a gated network with weights of 8 bits its emulator's results are within 6 steps of these;
+//! with weights of 4 bits, which it rounds down, within 90; for attention within 19. A step is a 65535th of
+//! the spread.
 #![expect(clippy::cast_possible_truncation, reason = "reals are rounded, codes are those of their type")]
 
 mod error;
@@ -61,7 +62,7 @@ impl std::fmt::Display for Saturated {
 }
 
 impl Executor {
-    /// Reads the static numbers of a verified network; those that lie in files, from those of its artifact.
+    /// Reads the static numbers of a verified network; those in files, from the files of its artifact.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -69,7 +70,7 @@ impl Executor {
         Self::sharing(network, files, &mut Shared::default())
     }
 
-    /// The same; what lies in files and was read before is shared.
+    /// The same; files that were read before are shared.
     ///
     /// # Errors
     /// As [`Self::new`].

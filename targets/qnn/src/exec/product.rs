@@ -72,7 +72,8 @@ fn lanes(products: impl Iterator<Item = f32>) -> f32 {
     parts.iter().sum()
 }
 
-/// `a[…, M, K] · b[…, K, N]`, as reals; `places` gives for every matrix of the result where those of the operands begin.
+/// `a[…, M, K] · b[…, K, N]`, as reals; `places` gives for every matrix of the result where those of the
+/// operands begin.
 pub(super) fn matmul(a: &Values, b: &Values, [m, k, n]: [usize; 3], places: &[(usize, usize)]) -> Vec<f64> {
     let mut out = Vec::with_capacity(places.len() * m * n);
     if let (Values::Codes(a, sa), Values::Codes(b, sb)) = (a, b) {

@@ -80,12 +80,12 @@ impl Values {
         }
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Those at some places of some values, in that order.
+    /// The values at some places of some operands, in that order.
     pub(super) fn picked(of: &[&Self], places: &[(usize, usize)]) -> Self {
         let code = |&(from, at): &(usize, usize)| match of[from] {
             Self::Codes(x, _) => x[at],

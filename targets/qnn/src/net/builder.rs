@@ -1,4 +1,5 @@
-//! Appends operators to a network, inferring shapes. Activations are in f32; [`crate::quant`] makes codes of them.
+//! Appends operators to a network, inferring shapes. Activations are in f32; [`crate::quant`] makes codes of
+//! them.
 
 use super::{Network, NetworkError, Node, Op, Tensor, TensorId};
 use std::collections::BTreeMap;
@@ -90,7 +91,7 @@ impl NetworkBuilder {
     /// The network, with what it gives.
     ///
     /// # Errors
-    /// What [`Network::verify`] refuses.
+    /// Fails if [`Network::verify`] refuses it.
     pub fn finish(mut self, outputs: &[TensorId]) -> Result<Network> {
         self.network.outputs = outputs.to_vec();
         self.network.verify()?;

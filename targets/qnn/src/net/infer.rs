@@ -2,7 +2,7 @@
 
 use super::op::Op;
 
-/// Extents of a result, or why there is none, for people.
+/// Extents of a result, or the reason that there is no result, for people.
 pub(super) type Shaped = Result<Vec<usize>, String>;
 
 /// Most axes of a tensor; QNN's HTP takes no more.

@@ -83,7 +83,8 @@ impl Network {
         all.filter_map(|(i, t)| Some((TensorId::at(i)?, t)))
     }
 
-    /// The same network with its tensors in the order in which they are met: inputs, then what each node reads and gives.
+    /// The same network with its tensors in the order in which they are met: inputs, then what each node
+    /// reads and gives.
     #[must_use]
     pub fn ordered(&self) -> Self {
         let read = self.nodes.iter().flat_map(|n| n.inputs.iter().chain([&n.output]));

@@ -1,8 +1,8 @@
 //! The operators of a network: a row of a table each.
 //!
-//! A row says how QNN's package `qti.aisw` and how ONNX call an operator, which operands it takes, how its shape follows
-//! from theirs, and what it computes. A new operator is a row here, with its shape rule in `infer` where it has one of its
-//! own; and its attributes in the writers, if it has any.
+//! A row has an operator's names in QNN's package `qti.aisw` and in ONNX, its operands, its shape rule, and
+//! its computation. A new operator is a row here. It may also need a shape rule in `infer`, and attributes in
+//! the writers.
 
 use super::infer::{self, Shaped};
 
@@ -65,8 +65,8 @@ pub enum Meaning {
     Each(fn(f64) -> f64),
     /// Row by row along the last axis: attributes, a row, the second operand if there is one; in place.
     Row(fn(&Op, &mut [f64], &[f64])),
-    /// Numbers move and stay what they are: for every number of the result, which operand it comes from and where it
-    /// stands there. The second argument are the operands' extents, the third the indices of a `Gather`.
+    /// Numbers are moved unchanged: for every number of the result, the operand that it comes from and its
+    /// place there. The second argument is the operands' extents, the third the indices of a `Gather`.
     Move(fn(&Op, &[&[usize]], &[i64]) -> Places),
 }
 
@@ -134,7 +134,7 @@ impl Op {
         &TABLE[self.index()]
     }
 
-    /// Whether numbers move and stay what they are, so that codes of operand and result mean the same.
+    /// Whether numbers are only moved, so that codes of operand and result mean the same.
     pub fn moves(&self) -> bool {
         matches!(self.row().meaning, Meaning::Move(_))
     }

@@ -16,7 +16,7 @@ pub enum Dtype {
     U8,
     /// Codes of 8 bits: weights.
     I8,
-    /// Codes of 4 bits: weights. Two lie in a byte, the first in its lower half.
+    /// Codes of 4 bits: weights. Two are in a byte, the first in its lower half.
     I4,
     /// Codes of 32 bits: biases; or indices.
     I32,
@@ -50,12 +50,12 @@ impl Dtype {
         (row.3, row.4)
     }
 
-    /// Whether numbers are themselves, and no codes.
+    /// Whether values are stored directly, not as codes.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16)
     }
 
-    /// Bytes of so many numbers, saturating.
+    /// Bytes of this many numbers, saturating.
     pub const fn bytes(self, count: u64) -> u64 {
         count.saturating_mul(self.bits()).div_ceil(8)
     }
@@ -76,9 +76,9 @@ impl Scale {
         graph::real(code, self.scale, self.offset)
     }
 
-    /// The code of a number and whether it is saturated: more than half a step outside of what codes of the type reach.
-    /// Halves go to the even code, as ONNX's `QuantizeLinear` has them; NaN becomes the code of zero,
-    /// and is saturated.
+    /// The code of a number and whether it is saturated: more than half a step outside of what codes of the
+    /// type reach. Halves go to the even code, as ONNX's `QuantizeLinear` has them; NaN becomes the code of
+    /// zero, and is saturated.
     pub fn code(self, real: f64, ty: Dtype) -> (i64, bool) {
         graph::stored(real, self.scale, self.offset, ty.codes())
     }

@@ -1,4 +1,5 @@
-//! Checks that a network is what it claims to be: names, shapes, types, scales, order. Nothing after it checks again.
+//! Checks that a network is what it claims to be: names, shapes, types, scales, order. Nothing after it
+//! checks again.
 
 use super::{
     Data, Dtype, MOST_AXES, Meaning, Network, NetworkError, Node, Op, Quant, Scale, Tensor, TensorId,

@@ -1,9 +1,10 @@
-//! Networks as ONNX models, in QDQ form: every operator in f32, between `QuantizeLinear` and `DequantizeLinear` where its
-//! operands and result are codes. Any runtime of ONNX runs it, and one with an HTP computes in codes.
+//! Networks as ONNX models, in QDQ form: every operator in f32, between `QuantizeLinear` and
+//! `DequantizeLinear` where its operands and result are codes. Any runtime of ONNX runs it, and one with an
+//! HTP computes in codes.
 //!
-//! Of a tensor `t` with codes the model has these values: `t` at the graph's boundary, in f32; `t/q`, its codes; `t/dq`, what
-//! they mean; `t/f`, what an operator gave; `t/scale` and `t/zero`. No tensor of a network has a `/` in its name. Weights
-//! that lie in a file stay there, as external data.
+//! For a tensor `t` with codes the model has these values: `t` at the graph's boundary, in f32; `t/q`, its
+//! codes; `t/dq`, the dequantised codes; `t/f`, the result of an operator; `t/scale` and `t/zero`. No tensor
+//! of a network has a `/` in its name. Weights in a file stay there, as external data.
 
 mod error;
 mod proto;

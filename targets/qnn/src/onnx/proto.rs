@@ -1,7 +1,7 @@
 //! The part of ONNX's model format that moec writes and reads, as protobuf messages.
 //!
-//! Names, field numbers and values are those of the public specification (`onnx.proto`, version 2 of protobuf). Fields that
-//! are left out here are skipped by the decoder.
+//! Names, field numbers and values are those of the public specification (`onnx.proto`, version 2 of
+//! protobuf). Fields that are left out here are skipped by the decoder.
 
 /// Version of the format that has numbers of 4 bits; the set of operators may request a later one.
 pub(super) const IR_VERSION: i64 = 10;
@@ -24,7 +24,7 @@ pub(super) mod attribute_type {
     pub(in crate::onnx) const INTS: i32 = 7;
 }
 
-/// `TensorProto.DataLocation`: the numbers lie in another file.
+/// `TensorProto.DataLocation`: the numbers are in another file.
 pub(super) const EXTERNAL: i32 = 1;
 
 /// `ModelProto`.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 type Result<T> = std::result::Result<T, OnnxError>;
 
-/// The network of a model in the form of [`super::write`], verified. Its tensors are ordered as [`Network::ordered`] has them.
+/// The network of a model in the form of [`super::write`], verified. Its tensors are ordered as
+/// [`Network::ordered`] has them.
 ///
 /// # Errors
 /// Bytes that are no model, or one in another form.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 /// Codes of an activation, less one.
 const LAST: f64 = 65535.0;
-/// Steps between the ends of a range: one less than there are codes at either end, since zero moves to the nearest code.
+/// Steps between the ends of a range: one less than there are codes at either end, since zero moves to the
+/// nearest code.
 const STEPS: f64 = LAST - 2.0;
 /// The code in the middle.
 const MIDDLE: f64 = 32768.0;
@@ -23,7 +24,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// The range of some numbers, and of zero. What is no number is passed over.
+    /// The range of some numbers, and of zero. NaN is passed over.
     pub fn of(numbers: impl IntoIterator<Item = f32>) -> Self {
         let grown = |r: Self, x: f32| Self { least: r.least.min(x), most: r.most.max(x) };
         numbers.into_iter().fold(Self::default(), grown)
@@ -49,8 +50,8 @@ impl Range {
 }
 
 impl Range {
-    /// The same with zero in the middle of the codes: what the HTP wants of the second factor of a product and of the gain
-    /// of a norm.
+    /// The same with zero in the middle of the codes, as the HTP requires for the second factor of a product
+    /// and the gain of a norm.
     pub fn middle(self) -> Scale {
         let reach = f64::from(self.most.max(-self.least)).max(f64::from(NARROWEST));
         Scale { scale: (reach / (MIDDLE - 1.0)) as f32, offset: -(MIDDLE as i32) }
@@ -60,10 +61,10 @@ impl Range {
 /// Ranges of activations, by name.
 pub type Ranges = BTreeMap<String, Range>;
 
-/// The same network with activations as codes of 16 bits. Static numbers in f32 become codes, too: biases of 32 bits with
-/// the product of the scales of rows and weight, others of 16 bits. Where numbers only move, operand and result have
-/// one scale, that of the widest. The second factor of a product of activations has zero in the middle of its codes, as has
-/// the gain of a norm: the HTP takes no others.
+/// The same network with activations as codes of 16 bits. Static numbers in f32 become codes, too: biases of
+/// 32 bits with the product of the scales of rows and weight, others of 16 bits. Where numbers are only
+/// moved, operand and result have one scale, the widest. The second factor of a product of activations has
+/// zero in the middle of its codes, as has the gain of a norm: the HTP takes no others.
 ///
 /// # Errors
 /// An activation without a range, a bias that no code reaches, or a network that is not in f32.

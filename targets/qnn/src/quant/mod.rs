@@ -1,4 +1,5 @@
-//! From a network in f32 to one in codes: activations of 16 bits, weights of 8 or 4 bits with a scale for each channel.
+//! From a network in f32 to one in codes: activations of 16 bits, weights of 8 or 4 bits with a scale for
+//! each channel.
 #![expect(clippy::cast_possible_truncation, reason = "reals are rounded, codes are those of their type")]
 
 mod activations;

@@ -1,11 +1,12 @@
-//! A network in codes with its activations in f32 again: the same weights, and none of what codes of activations round.
+//! A network in codes with its activations in f32 again: the same weights, and none of what codes of
+//! activations round.
 
 use crate::exec::{ExecError, static_bytes};
 use crate::net::{Data, Dtype, Network, Quant, Tensor};
 use moec_runtime::bundle::BundleReader;
 
-/// The network. Weights stay codes with their scales; biases and other static numbers become the reals that their codes
-/// mean. Static numbers that lie in files are read from `files`.
+/// The network. Weights stay codes with their scales; biases and other static numbers become the reals that
+/// their codes mean. Static numbers in files are read from `files`.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,7 +1,8 @@
 //! Matrices as the HTP has them: a scale for each output channel, codes of 8 or 4 bits, no offset.
 //!
-//! QNN has no scales for groups of channels, so that one outlier coarsens a whole row (PowerInfer-2, §7.6). Which rows have 8
-//! bits, and what codes are, is decided once for all units ([`moec_backend::Rounding::channels`]).
+//! QNN has no scales for groups of channels, so that one outlier coarsens a whole row (PowerInfer-2, §7.6).
+//! The rows with 8 bits, and the codes, are decided once for all units
+//! ([`moec_backend::Rounding::channels`]).
 
 use crate::net::{Data, Dtype, Quant, Tensor, pack_nibbles};
 use moec_backend::Channels;
@@ -68,8 +69,7 @@ impl Matrix {
     }
 }
 
-/// Some rows of a matrix of `cols` columns: those of 4 bits, those of 8, and which of the rows each of both is, one after the
-/// other.
+/// Some rows of a matrix of `cols` columns: those of 4 bits, those of 8, and the indices of the rows of each.
 pub fn widths(channels: &Channels, rows: Range<usize>, cols: usize) -> ([Matrix; 2], Vec<u32>) {
     let matrix = |bits| Matrix { shape: [0, cols], bits, codes: Vec::new(), scales: Vec::new() };
     let [mut four, mut eight] = [Bits::Four, Bits::Eight].map(matrix);

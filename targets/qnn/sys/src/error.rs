@@ -20,7 +20,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, Error, PartialEq, Encode, Decode)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no folder with the library.
+    /// The folder with the library is missing.
     #[error("QNN is not installed: there is no `{}`", path.display())]
     NotInstalled {
         /// Path that was looked at.
@@ -146,7 +146,7 @@ pub enum Error {
         /// Message of the operating system.
         why: String,
     },
-    /// The process that QNN runs in cannot get a request: too many bytes, or a path that is no UTF-8.
+    /// The process that QNN runs in cannot get a request: too many bytes, or a path that is not UTF-8.
     #[error("QNN's process cannot be requested to {doing}: {why}")]
     Request {
         /// Request that was not sent.

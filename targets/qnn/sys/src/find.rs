@@ -24,7 +24,8 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Looks in the folder that [`VARIABLE`] names, or else where `cargo xtask qnn` installs, in moec's cache folder.
+    /// Looks in the folder that [`VARIABLE`] names, or else where `cargo xtask qnn` installs, in moec's cache
+    /// folder.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], or [`Error::NoLibrary`] if a part is missing.
@@ -35,11 +36,13 @@ impl Installation {
         }
     }
 
-    /// Looks for what executes context binaries, which is less than what writes them: in the folder that [`VARIABLE`] names, or
-    /// else in `beside`, or else where the operating system's loader looks, which says itself whether it is there.
+    /// Looks for the files that execute context binaries, which are fewer than those that write them: in the
+    /// folder that [`VARIABLE`] names, or else in `beside`. Otherwise the operating system's loader finds
+    /// them, and reports if they are missing.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or `beside` has a part of it.
+    /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or `beside`
+    /// has a part of it.
     pub fn to_execute(beside: &Path) -> Result<Self> {
         match std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
             Some(folder) => Self::with(PathBuf::from(folder), &[HTP, SYSTEM]),
@@ -122,7 +125,7 @@ mod tests {
         std::fs::write(folder.path().join(SYSTEM), "").unwrap();
         let found = Installation::to_execute_beside(folder.path()).unwrap();
         assert_eq!(found.file(HTP), folder.path().join(HTP));
-        // What writes them is more.
+        // Writing them takes more files.
         let few = Installation::at(folder.path()).unwrap_err();
         assert!(matches!(few, Error::NoLibrary { name, .. } if name == IR));
     }

@@ -1,9 +1,10 @@
-//! Speaks to QNN, Qualcomm's library for the Hexagon tensor processor (HTP): graphs are composed, compiled for a chip,
-//! executed by the library's emulator of it, and saved as context binaries and DLC. See `docs/qnn.md`.
+//! Interface to QNN, Qualcomm's library for the Hexagon tensor processor (HTP). Graphs are composed, compiled
+//! for a chip, executed by the library's emulator of it, and saved as context binaries and DLC. See
+//! `docs/qnn.md`.
 //!
-//! The library is loaded while the program runs, from where it is [installed](find). A [graph] is data, checked in
-//! itself; a [`Context`] composes it. QNN is not of moec's making and may crash on what it does not expect, so that moec calls it in
-//! [a process of its own](worker), which takes the same graphs and gives the same results.
+//! The library is loaded while the program runs, from where it is [installed](find). A [graph] is data,
+//! checked in itself; a [`Context`] composes it. QNN is foreign code and may crash on unexpected input. So
+//! moec calls it in [a process of its own](worker), which takes the same graphs and gives the same results.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod abi;

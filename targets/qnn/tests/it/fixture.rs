@@ -21,7 +21,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| ((0..6).map(|_| next()).sum::<f32>() - 3.0) * std::f32::consts::SQRT_2).collect()
 }
 
-/// A matrix rounded to the nearest codes; so many rows, those that lose most in 4 bits, have 8.
+/// A matrix rounded to the nearest codes; the given number of rows, those that lose most in 4 bits, have 8.
 fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
     let coded = |row: &[f32], most: f32| -> (f32, Vec<i8>) {
         let whole = row.iter().fold(1e-9_f32, |m, x| m.max(x.abs())) / most;
@@ -29,7 +29,7 @@ fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
             let code = |x: &f32| (x / scale).round_ties_even().clamp(-most, most) as i8;
             (scale, row.iter().map(code).collect())
         };
-        // What is cut at the ends may serve the others.
+        // Clamping at the ends may benefit the other numbers.
         let tried = [1.0, 0.9, 0.8, 0.7, 0.6].map(|share| with(whole * share));
         let error = |(scale, codes): &(f32, Vec<i8>)| -> f32 {
             row.iter().zip(codes).map(|(x, q)| (x - f32::from(*q) * scale).powi(2)).sum()
@@ -96,7 +96,7 @@ pub(crate) fn ffn(form: Form, glu: Glu, hidden: usize, clusters: &[usize], seed:
         let gate = projection(form, &format!("{name}.wg"), [n, hidden], &scaled(seed + 1, n, hidden));
         let up = projection(form, &format!("{name}.wu"), [n, hidden], &scaled(seed + 2, n, hidden));
         let plain = scaled(seed + 3, hidden, n);
-        // Columns of down stand as the gate gives its results.
+        // Columns of down are in the order of the gate's results.
         let down: Vec<f32> = (0..hidden)
             .flat_map(|r| (0..n).map(|at| plain[r * n + gate.channel(at)]).collect::<Vec<_>>())
             .collect();

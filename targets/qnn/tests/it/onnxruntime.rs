@@ -57,8 +57,8 @@ fn run_onnx(
     (network, folder, outputs)
 }
 
-/// A step of codes: a share of a result's spread. Where a number lies between two codes one may take this and the other
-/// that, and what follows moves by some steps; after a softmax, whose operands have a mask among them, by more.
+/// A step of codes: a share of a result's spread. A number between two codes may become either of them, and
+/// later results move by some steps; after a softmax, whose operands include a mask, by more.
 const STEP: f64 = 1.0 / 65535.0;
 
 #[test]

@@ -1,13 +1,13 @@
 //! Graphs of attention: what a plan gives them, and what a graph of the HTP takes.
 //!
-//! A graph of the HTP keeps no state. Keys and values of a sequence are held by the executor of the graph: they go in as they were before
-//! the chunk, and the chunk's own come out and are written to their places.
+//! A graph of the HTP keeps no state. The executor of the graph holds keys and values of a sequence. They are
+//! inputs, without the chunk; the chunk's own are outputs and are written to their places.
 //!
 //! | the plan gives | the graph takes |
 //! |---|---|
 //! | `x[T, H]` | `x[T, H]` |
 //! | its slot | `keys[kv, C, qk]`, `values[kv, C, v]` |
-//! | `mask[1, 1, T, C]`, `write[1, 1, C, T]` | `mask[T, C + T]`: the chunk's own keys stand after those of the cache |
+//! | `mask[1, 1, T, C]`, `write[1, 1, C, T]` | `mask[T, C + T]`: the chunk's own keys follow those of the cache |
 //! | `angles[T, R]`, cosines first | `cos[T, R/2]`, `sin[T, R/2]` |
 //!
 //! Results are `y[T, H]`, `new_keys[kv, T, qk]` and `new_values[kv, T, v]`.
@@ -61,10 +61,10 @@ type Named = (&'static str, Vec<usize>);
 pub type Tensors<'a> = [(&'a str, Vec<usize>)];
 
 impl Shape {
-    /// Those of a plan's stateful graph that takes and gives tensors of these names and extents.
+    /// The sizes of a plan's stateful graph with inputs and outputs of these names and extents.
     ///
     /// # Errors
-    /// What does not fit, for people.
+    /// The mismatch, for people.
     pub fn of(graph: &GraphDecl, takes: &Tensors<'_>, gives: &Tensors<'_>) -> Result<Self, String> {
         let missing = |name: &str| format!("the plan gives attention no `{name}`");
         let (x_at, x) = port(&graph.inputs, "x").ok_or_else(|| missing("x"))?;
@@ -176,7 +176,7 @@ impl Shape {
         for (row, sees) in mask.chunks_exact(context).zip(sees.chunks_exact_mut(context + rows)) {
             let (before, own) = sees.split_at_mut(context);
             before.iter_mut().zip(row).for_each(|(sees, mask)| *sees = *mask == f16::ZERO);
-            // What the chunk writes is seen after the cache, which holds something else at that place.
+            // A row sees the chunk's own keys after the cache, which holds something else at their places.
             for (own, position) in
                 own.iter_mut().zip(&places).filter_map(|(own, place)| Some((own, (*place)?)))
             {
@@ -194,8 +194,8 @@ impl Shape {
         Ok(CallInputs { x, sees, angles, places })
     }
 
-    /// Writes a chunk's keys and values, `new[kv, T, dim]` each, to their places in the caches `[kv, C, dim]`. A number may have
-    /// several elements, `widths`: bytes.
+    /// Writes a chunk's keys and values, `new[kv, T, dim]` each, to their places in the caches `[kv, C,
+    /// dim]`. A number may have several elements, `widths`: bytes.
     pub fn keep<E: Copy>(
         &self,
         caches: [&mut [E]; 2],
@@ -222,7 +222,8 @@ impl Shape {
 /// Keys and values of one sequence.
 pub type Cache<E> = [Vec<E>; 2];
 
-/// Keys and values of every artifact of attention, sequence by sequence. Those of a sequence take memory from its first call on.
+/// Keys and values of every artifact of attention, sequence by sequence. Those of a sequence take memory from
+/// its first call on.
 #[derive(Debug)]
 pub struct Caches<E> {
     packages: Vec<String>,
@@ -254,7 +255,7 @@ impl<E: Clone> Caches<E> {
     /// State of a sequence for an artifact; at first `empty` is.
     ///
     /// # Errors
-    /// There is no such sequence, for people.
+    /// The sequence does not exist; message for people.
     pub fn of(
         &mut self,
         package: usize,

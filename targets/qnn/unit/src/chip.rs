@@ -58,7 +58,7 @@ pub(crate) struct Ports {
     pub(crate) name: String,
     pub(crate) inputs: Vec<GraphTensor>,
     pub(crate) outputs: Vec<GraphTensor>,
-    /// Of attention: its sizes, and the artifact whose graphs keep the same.
+    /// For attention: its sizes, and the artifact whose graphs keep the same.
     pub(crate) attention: Option<(Shape, String)>,
 }
 
@@ -85,12 +85,12 @@ pub(crate) struct Loaded {
     device: Rc<Device>,
 }
 
-/// Opens the library and the chip that a bundle's contexts are for, and reads what these say of the plan's graphs. Nothing of a
-/// context is loaded yet.
+/// Opens the library and the chip that a bundle's contexts are for, and reads what these say of the plan's
+/// graphs. Nothing of a context is loaded yet.
 ///
 /// # Errors
-/// The library, the chip, a context that is missing or damaged or for another chip than the others, a graph that the plan describes
-/// otherwise.
+/// The library, the chip, a context that is missing or damaged or for another chip than the others, a graph
+/// that the plan describes otherwise.
 pub(crate) fn open(
     installation: &Installation,
     bundle: &BundleReader,

@@ -1,8 +1,8 @@
 //! Requests to the thread of a chip: graphs to execute, one at a time, and graphs to have ready.
 //!
-//! The executor of a plan waits for an execution, and for no loading but that of the graph itself. What is to be ready is
-//! loaded when nothing is to be executed, in the order in which a call will come to it, while CPUs compute what lies before
-//! (PowerInfer-2, §4.1.3).
+//! The executor of a plan waits for an execution, and for no loading but that of the graph itself. Other
+//! graphs load when nothing is to be executed, in the order in which a call reaches them, while CPUs compute
+//! earlier steps (PowerInfer-2, §4.1.3).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -79,7 +79,7 @@ impl Queue {
     /// Starts the thread with what `open` gives there, and passes on what it says besides.
     ///
     /// # Errors
-    /// `open`'s; `failed` of what the operating system says where it has no thread.
+    /// The error of `open`, or `failed` with the operating system's message if a thread cannot start.
     pub(crate) fn start<C: Chip, T: Send + 'static, E: Send + 'static>(
         open: impl FnOnce() -> Result<(C, T), E> + Send + 'static,
         failed: impl FnOnce(String) -> E,
@@ -121,7 +121,7 @@ impl Queue {
     /// Executes a graph in this memory, which comes back. One caller at a time.
     ///
     /// # Errors
-    /// What the chip says, or that its thread has ended.
+    /// The chip's error, or that its thread has ended.
     pub(crate) fn execute(&self, graph: usize, memory: Memory) -> (Memory, Result<(), String>) {
         let mut requests = self.shared.lock();
         requests.job = Some((graph, memory));
@@ -215,7 +215,8 @@ mod tests {
         Memory { inputs: vec![vec![1, 2]], outputs: Vec::new() }
     }
 
-    /// The caller goes on while a graph loads: nothing is executed before it is loaded, and nothing waits for what comes after it.
+    /// The caller goes on while a graph loads: nothing is executed before it is loaded, and nothing waits for
+    /// what comes after it.
     #[test]
     fn graphs_load_while_the_caller_computes() {
         let (queue, log, gate) = recorder();
@@ -225,7 +226,7 @@ mod tests {
         assert!(log.try_recv().is_err());
         gate.send(()).unwrap();
         assert_eq!([log.recv().unwrap(), log.recv().unwrap()], ["loaded 0", "load 1"]);
-        // Requested while the second one loads, it is executed before the third one is begun.
+        // Requested while the second one loads, it is executed before the third one starts.
         let asks = std::thread::scope(|scope| {
             let asks = scope.spawn(|| queue.execute(0, memory()));
             while queue.shared.lock().job.is_none() {
@@ -251,7 +252,7 @@ mod tests {
         gate.send(()).unwrap();
         let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
         assert_eq!(next, ["loaded 0", "load 3", "loaded 3"]);
-        // What was left out loads when it is needed.
+        // A graph that was left out loads when it is needed.
         gate.send(()).unwrap();
         assert_eq!(queue.execute(1, memory()).1, Ok(()));
         let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();

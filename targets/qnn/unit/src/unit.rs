@@ -116,7 +116,7 @@ impl Loaded {
         Ok(memory)
     }
 
-    /// Executes a graph of attention: keys and values of the sequence are lent to it as they are stored.
+    /// Executes a graph of attention; it gets keys and values of the sequence as they are stored.
     fn attention(
         &self,
         graph: usize,
@@ -180,7 +180,7 @@ fn library(e: &Qnn) -> Error {
     failed(e).with_hint(hint)
 }
 
-/// A library of the operating system does not do what the unit needs of it.
+/// A library of the operating system does not provide what the unit needs.
 fn failed(why: impl Display) -> Error {
     Error::machine(format!("the unit of the backend `{BACKEND}`: {why}"))
 }

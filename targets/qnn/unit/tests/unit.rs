@@ -1,4 +1,5 @@
-//! The unit over a library that stands in for QNN's: what is loaded when, what is computed, and every failure by its name.
+//! The unit over a library that replaces QNN's: the order of loading, the results, and every failure by its
+//! name.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -54,7 +55,7 @@ fn bundle(folder: &Path, contexts: &[(&str, String)]) -> std::path::PathBuf {
 
 /// The unit with a library in this folder.
 fn unit(library: &Fake) -> Hexagon {
-    // What only writes graphs is not there; what executes them does not request it.
+    // Files that only write graphs are absent; executing does not need them.
     fs::write(library.folder.join("libQnnIr.so"), "").unwrap();
     Hexagon::with(Installation::at(&library.folder).unwrap())
 }
@@ -66,7 +67,7 @@ fn run(unit: &Hexagon, graph: usize) -> Result<Vec<f32>> {
     Ok(y.iter().map(|y| y.to_f32()).collect())
 }
 
-/// Waits until the library got so many calls.
+/// Waits until the library got this many calls.
 fn calls(library: &Fake, count: usize) -> Vec<String> {
     let (begin, mut all) = (Instant::now(), Vec::new());
     while all.len() < count && begin.elapsed() < Duration::from_mins(1) {
@@ -93,7 +94,8 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
     // The next batch: the contexts are there.
     unit.prepare(&[1, 3]);
     assert_eq!(calls(&library, 2), ["retrieve two", "retrieve two"]);
-    // 65535 less the stored number, of a scale of 1/1024 and the offset -32768: the real one negated, and a step less.
+    // 65535 less the stored number, of a scale of 1/1024 and the offset -32768: the real one negated, and a
+    // step less.
     let y = run(&unit, 3).unwrap();
     let want: Vec<f32> =
         (0..ROWS * WIDTH).map(|i| f16::from_f32(-(i as f32 / 4.0 - 1.5) - 1.0 / 1024.0).to_f32()).collect();
@@ -115,7 +117,8 @@ fn what_nobody_has_prepared_is_loaded_when_it_is_executed() {
     assert_eq!(library.calls(), ["device 57", "load one", "retrieve one", "execute one", "execute one"]);
 }
 
-/// A context is described when a bundle is loaded, and loaded when it is executed: both from one file, and checked both times.
+/// A context is described when a bundle is loaded, and loaded when it is executed: both from one file, and
+/// checked both times.
 #[test]
 fn what_is_executed_is_what_was_described() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +170,7 @@ fn libraries_that_are_others_are_refused_by_name() {
             refused(&Fake::new(&folder.path().join(name), CC, defines), &bundle, &[graph("a.qnn", "one")]);
         assert!(words.iter().all(|w| said.contains(w)) && said.contains("beside `run`"), "{name}: {said}");
     }
-    // Half of it, none of it, and what is no library.
+    // Half of the library, none of it, and a file that is not a library.
     let library = Fake::new(&folder.path().join("half"), CC, &[]);
     fs::write(library.folder.join("libQnnSystem.so"), "no library").unwrap();
     let said = refused(&library, &bundle, &[graph("a.qnn", "one")]);

@@ -1,4 +1,4 @@
-//! The architectures of GGUF that are read, one row each.
+//! The supported GGUF architectures, one row each.
 
 use super::keys::Keys;
 use super::names::{Change, Naming, Table};
@@ -12,17 +12,17 @@ use moec_ir::{Axis, Elementwise};
 pub(super) struct Architecture {
     /// `general.architecture`.
     pub(super) name: &'static str,
-    /// Names of its tensors, and changes of the converter.
+    /// Names of its tensors, and changes by the converter.
     pub(super) naming: Naming,
-    /// Adds the keys of its own.
+    /// Adds the keys of this architecture.
     pub(super) settings: Own,
-    /// Whether layers may differ in head counts and widths.
+    /// Whether layers may have different head counts and widths.
     pub(super) uneven: bool,
     /// Whether `rope_freqs.weight` is read.
     pub(super) rope_freqs: bool,
 }
 
-/// As most have it.
+/// The most common names.
 const MLP: Naming = Naming {
     own: &[],
     changes: &[],
@@ -33,14 +33,14 @@ const MLP: Naming = Naming {
     dense: ("mlp", PROJ),
 };
 
-/// As Mixtral has it.
+/// Names in Mixtral.
 const SPARSE: Naming =
     Naming { router: "block_sparse_moe.gate", experts: "block_sparse_moe.experts", parts: W123, ..MLP };
 
-/// As Qwen has it.
+/// Names in Qwen.
 const QWEN: Naming = Naming { shared: "mlp.shared_expert", ..MLP };
 
-/// As SmallThinker calls the parts of an expert.
+/// Parts of an expert in SmallThinker.
 const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down", ..PROJ };
 
 /// Rows of queries and keys permuted for interleaved RoPE.
@@ -82,7 +82,7 @@ const fn tiled(axis: Axis, after_keys: bool, wide: bool) -> Change {
     Change::Tiled { axis, after_keys, wide }
 }
 
-/// Changes to Qwen3.5: value heads are tiled, too.
+/// Changes to Qwen3.5, where value heads are tiled, too.
 const TILED_CHANGES: [(&str, Change); 14] = [
     QWEN_CHANGES[0],
     QWEN_CHANGES[1],
@@ -108,7 +108,7 @@ const SPACE: [(&str, Change); 4] = [
     ("ssm_norm", Change::Reshaped),
 ];
 
-/// As Granite has it.
+/// Names in Granite.
 const GRANITE: Naming = Naming {
     changes: &PAIRED,
     router: "block_sparse_moe.router.layer",
@@ -122,12 +122,12 @@ const fn row(name: &'static str, naming: Naming, settings: Own) -> Architecture 
     Architecture { name, naming, settings, uneven: false, rope_freqs: false }
 }
 
-/// An architecture whose layers differ.
+/// A row for an architecture whose layers differ.
 const fn uneven(name: &'static str, naming: Naming, settings: Own) -> Architecture {
     Architecture { uneven: true, ..row(name, naming, settings) }
 }
 
-/// Every architecture that is read.
+/// Every supported architecture.
 static ARCHITECTURES: [Architecture; 28] = [
     row("llama", Naming { changes: &PAIRED, ..SPARSE }, early::mixtral),
     row("qwen2moe", QWEN, early::qwen2_moe),
@@ -339,10 +339,10 @@ const STEP: Naming = Naming {
     ..MLP
 };
 
-/// The row of a file.
+/// Returns the row for a file.
 ///
 /// # Errors
-/// An architecture that is not read, and files that hold no model.
+/// Fails if the architecture is not supported, or the file is not a model.
 pub(super) fn find(keys: &Keys<'_>) -> Result<&'static Architecture> {
     const TYPE: &str = "general.type";
     if let Some(kind) = keys.text(TYPE)?.filter(|kind| *kind != "model") {

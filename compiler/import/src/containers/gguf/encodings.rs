@@ -1,4 +1,5 @@
-//! How GGUF stores numbers, one row for each type that is decoded. What is plain is decoded by the rows of other containers.
+//! Encodings of GGUF, one row for each type that is decoded. Plain types are decoded by the rows that other
+//! containers use.
 
 use crate::encodings::coded::{Block, Take, e2m1, half_power, take};
 use crate::encodings::{Conversion, Encoding, Same, plain};
@@ -6,7 +7,7 @@ use half::f16;
 use moec_gguf::types::Type;
 use moec_ir::Format;
 
-/// The encoding of a type that is decoded.
+/// Returns the encoding of a type.
 #[expect(clippy::panic, reason = "the compiler evaluates it, and stops there")]
 const fn of(name: &str) -> Encoding {
     match Type::named(name) {
@@ -17,7 +18,7 @@ const fn of(name: &str) -> Encoding {
     }
 }
 
-/// The same, whose codes and scales a format of weights holds.
+/// Returns the encoding of a type whose codes and scales a format of weights can hold.
 const fn coded(name: &str, format: Format, take: Take) -> Encoding {
     Encoding { same: Some(Same { format, taken: Conversion::Coded(take) }), ..of(name) }
 }
@@ -26,14 +27,14 @@ const Q4_0: Encoding = coded("Q4_0", Format::Q4h, take_q4_0);
 const Q8_0: Encoding = coded("Q8_0", Format::Q8h, take_q8_0);
 const MXFP4: Encoding = coded("MXFP4", Format::Mxfp4, take_mxfp4);
 
-/// A block at its place in a row, whose scale is an f16.
+/// A block at its position in a row, with an f16 scale.
 fn with_f16<const N: usize>(stored: &[u8], i: usize) -> Option<(&[u8; N], u16, f32)> {
     let block = stored.as_chunks::<N>().0.get(i)?;
     let bits = u16::from_le_bytes([block[0], block[1]]);
     Some((block, bits, f16::from_bits(bits).to_f32()))
 }
 
-/// Nibble of number `i` of sixteen bytes: the lower ones are the first half.
+/// Nibble of number `i` in a block of sixteen bytes; the low nibbles are the first half.
 const fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
 }
@@ -55,7 +56,7 @@ fn take_q4_0(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     take(block, from, out)
 }
 
-/// A scale of 255 is 2¹²⁷, as ggml has it.
+/// A scale of 255 is 2¹²⁷, as in ggml.
 fn take_mxfp4(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     let block = |i: usize| {
         let block = stored.as_chunks::<17>().0.get(i)?;
@@ -65,7 +66,7 @@ fn take_mxfp4(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     take(block, from, out)
 }
 
-/// Every type that is read.
+/// Every supported type.
 pub(super) const ENCODINGS: [&Encoding; 26] = [
     &plain::F32,
     &plain::F16,
@@ -105,7 +106,7 @@ mod tests {
         for row in [&Q8_0, &Q4_0, &MXFP4] {
             let same = row.same.unwrap();
             let Conversion::Coded(take) = same.taken else { panic!("{}", row.title) };
-            // Every code, and all scales that give finite numbers.
+            // Every code, with every scale that gives finite numbers.
             let (mut finite, mut others) = (0, 0);
             for scale in 0..=u16::MAX {
                 let mut block: Vec<u8> =

@@ -1,4 +1,4 @@
-//! The files of a model: one, or several whose names count them (`NAME-00001-of-00003.gguf`).
+//! The files of a model: one file, or several numbered ones (`NAME-00001-of-00003.gguf`).
 
 use super::super::{File, folder};
 use crate::map::Map;
@@ -10,10 +10,10 @@ const COUNT: &str = "split.count";
 const NUMBER: &str = "split.no";
 const TENSORS: &str = "split.tensors.count";
 const HINT: &str = "download all files of the model again, into one folder";
-/// Digits of either number of a name.
+/// Digits of each number in a name.
 const DIGITS: usize = 5;
 
-/// What the name of a file says, if it counts: the prefix, its number from 1 on, and how many there are.
+/// Parts of a numbered name: the prefix, the number of the file from 1 on, and the number of files.
 fn counted(name: &str) -> Option<(&str, usize, usize)> {
     let stem = name.strip_suffix(".gguf")?;
     let (stem, of) = stem.rsplit_once("-of-")?;
@@ -25,10 +25,11 @@ fn counted(name: &str) -> Option<(&str, usize, usize)> {
     Some((stem, count(number)?, count(of)?))
 }
 
-/// Maps the file at a path and, where its name counts, the others.
+/// Maps the file at a path and, if its name is numbered, the other files.
 ///
 /// # Errors
-/// Files that are missing, outside of the folder or cannot be read, and any but the first.
+/// Fails if files are missing, outside the folder or unreadable, or if the path is not that of the first
+/// file.
 pub(super) fn open(path: &Path) -> Result<(Vec<File>, Vec<Map>)> {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let mut files = vec![File { name: name.clone(), path: path.to_owned() }];
@@ -56,10 +57,11 @@ pub(super) fn open(path: &Path) -> Result<(Vec<File>, Vec<Map>)> {
     Ok((files, maps))
 }
 
-/// Checks that files are as many as they say, each where it belongs, with all tensors.
+/// Checks that the number of files is the stated one, that each has its stated number, and that all tensors
+/// are there.
 ///
 /// # Errors
-/// The first that is not.
+/// Fails for the first file that does not fit.
 pub(super) fn check(files: &[File], headers: &[Header<'_>]) -> Result<()> {
     for (i, (file, header)) in files.iter().zip(headers).enumerate() {
         let number = |key| header.get(key).and_then(moec_gguf::Value::as_u64);

@@ -1,13 +1,13 @@
-//! Typed reading of the metadata.
+//! Typed access to the metadata.
 #![expect(clippy::cast_possible_truncation, reason = "what is narrowed is compared with what it was")]
 
 use moec_base::error::{Error, Result};
 use moec_gguf::{Header, Value};
 
-/// Largest count that a key may give, as `config.json`'s.
+/// Largest count of a key; the same as for `config.json`.
 const MAX: u64 = 1 << 28;
 
-/// The metadata of a file. Keys that begin with a dot are those of its architecture: `.block_count`.
+/// The metadata of a file. Keys that begin with a dot get the architecture's name as prefix: `.block_count`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys<'a> {
     file: &'a str,
@@ -19,7 +19,7 @@ impl<'a> Keys<'a> {
         Self { file, header }
     }
 
-    /// The file that has them.
+    /// The file with the metadata.
     pub(super) const fn file(&self) -> &'a str {
         self.file
     }
@@ -27,7 +27,7 @@ impl<'a> Keys<'a> {
     /// `general.architecture`.
     ///
     /// # Errors
-    /// It is absent or no text.
+    /// Fails if it is absent or not a string.
     pub(super) fn architecture(&self) -> Result<&'a str> {
         const KEY: &str = "general.architecture";
         self.text(KEY)?.ok_or_else(|| {
@@ -35,7 +35,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A key, with the architecture's name as its prefix where it has one.
+    /// The full name of a key, with the architecture's name as prefix if it begins with a dot.
     fn full(&self, key: &str) -> String {
         match key.strip_prefix('.') {
             Some(rest) => format!("{}.{rest}", self.architecture().unwrap_or("?")),
@@ -43,12 +43,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Names a key with its file, for messages.
+    /// Name of a key with its file, for messages.
     pub(super) fn name(&self, key: &str) -> String {
         format!("`{}` in `{}`", self.full(key), self.file)
     }
 
-    /// A value, if there.
+    /// Returns a value, if the key exists.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value<'a>> {
         self.header.get(&self.full(key))
     }
@@ -66,32 +66,33 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A whole number, if there.
+    /// Returns an integer, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn count(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, &format!("a whole number of at most {MAX}"), |v| v.as_u64().filter(|n| *n <= MAX))
     }
 
-    /// A whole number.
+    /// Returns an integer.
     ///
     /// # Errors
-    /// Anything else, and its absence.
+    /// Fails for any other value, or if the key is absent.
     pub(super) fn needed(&self, key: &str) -> Result<u64> {
         self.count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// The error for a key that must be there.
+    /// The error for a required key that is absent.
     pub(super) fn missing(&self, key: &str) -> Error {
         Error::input(format!("`{}` has no `{}`", self.file, self.full(key)))
             .hint("convert the model with a current version of llama.cpp's converter")
     }
 
-    /// A number, if there: the shortest decimal number that its 32 bits can mean, as the converter had it from `config.json`.
+    /// Returns a number, if the key exists: the shortest decimal number with these 32 bits, as it was in
+    /// `config.json`.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
         let short = |x: f64| {
             let narrow = x as f32;
@@ -100,55 +101,55 @@ impl<'a> Keys<'a> {
         self.typed(key, "a number", |v| v.as_f64().filter(|x| x.is_finite()).map(short))
     }
 
-    /// A truth value, if there.
+    /// Returns a Boolean, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// A text, if there.
+    /// Returns a string, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a text", Value::as_text)
     }
 
-    /// A list of texts, if there.
+    /// Returns a list of strings, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
         self.typed(key, "a list of texts", |v| Some(v.as_array()?.texts()?.collect()))
     }
 
-    /// A list of numbers, if there.
+    /// Returns a list of numbers, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(|v| v.as_f64()).collect())
     }
 
-    /// A list of whole numbers, or of truth values as 1 and 0, if there.
+    /// Returns a list of integers, or of Booleans as 1 and 0, if the key exists.
     ///
     /// # Errors
-    /// Anything else.
+    /// Fails for any other value.
     pub(super) fn counts(&self, key: &str) -> Result<Option<Vec<u64>>> {
         let count = |v: Value<'_>| v.as_u64().or(v.as_bool().map(u64::from)).filter(|n| *n <= MAX);
         self.typed(key, "a list of whole numbers", |v| v.as_array()?.iter().map(count).collect())
     }
 
-    /// The error for a value that this version does not know, naming those that it does.
+    /// The error for a value that this version does not support; it lists the supported ones.
     pub(super) fn unsupported(&self, key: &str, value: &str, supported: &[&str]) -> Error {
         Error::limit(format!("{} is `{value}`, which is not supported", self.name(key)))
             .hint(format!("supported: {}", supported.join(", ")))
     }
 }
 
-/// A value for messages, cut short.
+/// A value for messages, shortened.
 fn shown(value: &Value<'_>) -> String {
     match value {
         Value::Unsigned(n) => n.to_string(),

@@ -1,8 +1,10 @@
-//! GGUF files, one or several that belong together: metadata and tensors of llama.cpp, given in the spelling of Hugging Face.
+//! GGUF files, one or several of one model: metadata and tensors of llama.cpp, with the names of Hugging
+//! Face.
 //!
-//! Each architecture is a row of [`architectures`]: how its tensors are called, what its converter did to them, and which keys its
-//! configuration has. Experts lie one after another in one tensor; each is given as a tensor of its own, a part of the bytes of all.
-//! Numbers stay as they are stored, and [`encodings`] says how they are decoded; what else was done to a tensor is a [`Change`].
+//! Each architecture is a row of [`architectures`]: the names of its tensors, the changes by its converter,
+//! and the keys of its configuration. Experts are consecutive in one tensor; each is presented as a tensor of
+//! its own, a range of the bytes. Numbers stay as they are stored, and [`encodings`] decodes them. Other
+//! changes to a tensor are [`Change`]s.
 
 mod architectures;
 mod encodings;
@@ -26,7 +28,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The row of the table.
+/// The row of the container table.
 pub(super) const KIND: Kind = Kind {
     name: "GGUF",
     looks: "a GGUF file (the first of a split one)",
@@ -35,25 +37,25 @@ pub(super) const KIND: Kind = Kind {
     open: |path, _| Ok(Box::new(Gguf::open(path)?)),
 };
 
-/// Open files. Their weights are mapped.
+/// Open files, whose weights are mapped.
 #[derive(Debug)]
 struct Gguf {
     path: PathBuf,
     config: Config,
     files: Vec<File>,
-    /// One for each of the files.
+    /// Maps, one for each file.
     maps: Vec<Map>,
     tensors: IndexMap<String, Tensor>,
-    /// The orders of rows and columns, and the functions that numbers went through, of tensors where there is one.
+    /// Reorderings of rows and columns, and functions that were applied to numbers, by tensor.
     orders: HashMap<String, (Axis, Vec<u32>)>,
     mapped: HashMap<String, Elementwise>,
 }
 
 impl Gguf {
-    /// Opens the file at a path, and those that go on from it. Reads headers only.
+    /// Opens the file at a path, and the other files of its model. Reads headers only.
     ///
     /// # Errors
-    /// Files that are missing, damaged or not of one model; models that are not supported.
+    /// Fails if files are missing, damaged or not of one model, or if the model is not supported.
     fn open(path: &Path) -> Result<Self> {
         let (files, maps) = files::open(path)?;
         let headers = files.iter().zip(&maps).map(|(file, map)| read(&file.name, map));
@@ -107,7 +109,7 @@ impl Gguf {
     }
 }
 
-/// The sizes that names and orders follow from.
+/// Returns the sizes that names and orders depend on.
 fn sizes(config: &Config) -> Result<Sizes> {
     let size = |key| -> Result<usize> { Ok(config.opt_size(&[key])?.map_or(0, |s| s.n)) };
     let heads = size("num_attention_heads")?;

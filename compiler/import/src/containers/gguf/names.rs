@@ -1,4 +1,5 @@
-//! Names of GGUF tensors in the spelling of Hugging Face, and the changes of llama.cpp's converter that are undone.
+//! Names of GGUF tensors in the spelling of Hugging Face, and changes of llama.cpp's converter that are
+//! undone.
 
 use crate::mixers::{PROJ, Parts};
 use moec_gguf::Tensor;
@@ -6,10 +7,10 @@ use moec_ir::{Axis, Elementwise};
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// Pairs of a name of GGUF and one of Hugging Face.
+/// Pairs of a GGUF name and a Hugging Face name.
 pub(super) type Table = [(&'static str, &'static str)];
 
-/// Names outside of the layers.
+/// Names outside the layers.
 const WHOLE: [(&str, &str); 4] = [
     ("token_embd", "model.embed_tokens"),
     ("token_embd_norm", "model.embedding_norm"),
@@ -40,7 +41,7 @@ const LAYER: [(&str, &str); 19] = [
     ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
 ];
 
-/// Tensors of RoPE frequency factors. The configuration has them.
+/// Tensors of RoPE frequency factors. They become part of the configuration.
 pub(super) const FACTORS: [&str; 3] =
     ["rope_factors_short.weight", "rope_factors_long.weight", "rope_freqs.weight"];
 
@@ -52,11 +53,13 @@ pub(super) enum Change {
         /// Whether the heads are those of keys and values, not of queries.
         kv: bool,
     },
-    /// Numbers mapped by a function that the family applies to them. It is not undone: the function is not applied again.
+    /// Function that the converter applied to the numbers, and that the family would apply. It is not undone;
+    /// instead the family does not apply it again.
     Mapped(Elementwise),
-    /// A vector reshaped to a matrix.
+    /// A vector that was reshaped to a matrix.
     Reshaped,
-    /// Value heads of a delta rule in tiled order (first heads of all keys, then second heads), not grouped by key.
+    /// Value heads of a delta rule in tiled order (first heads of all keys, then second heads), not grouped
+    /// by key.
     Tiled {
         /// Axis of the heads.
         axis: Axis,
@@ -67,7 +70,7 @@ pub(super) enum Change {
     },
 }
 
-/// How an architecture calls what others call otherwise, in the spelling of Hugging Face.
+/// Names of an architecture that differ from the usual ones, in the spelling of Hugging Face.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Naming {
     /// Names that override the shared ones.
@@ -80,7 +83,7 @@ pub(super) struct Naming {
     pub(super) experts: &'static str,
     /// The parts of an expert.
     pub(super) parts: Parts,
-    /// The network in a layer that all tokens go through beside their experts.
+    /// The network in a layer that all tokens use besides their experts.
     pub(super) shared: &'static str,
     /// The network of a layer without experts, and names of its parts.
     pub(super) dense: (&'static str, Parts),
@@ -91,18 +94,19 @@ pub(super) struct Naming {
 pub(super) struct Sizes {
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// Experts of a layer: how many tensors one of all of them is. Any other number is not theirs.
+    /// Experts of a layer. A tensor of all experts is split into this number; a tensor with another number is
+    /// not split.
     pub(super) experts: usize,
-    /// Key heads and value heads of a delta rule, channels of a key head and of a value head.
+    /// Key heads and value heads of a delta rule, and channels of a key head and of a value head.
     pub(super) delta: [usize; 4],
 }
 
-/// How the tensors of a model are called.
+/// Names of the tensors of a model.
 #[derive(Debug)]
 pub(super) struct Names<'a> {
     pub(super) naming: Naming,
     pub(super) sizes: Sizes,
-    /// Layers whose experts have gate and up in one tensor.
+    /// Layers with gate and up of the experts in one tensor.
     pub(super) fused: HashSet<&'a str>,
 }
 
@@ -112,14 +116,14 @@ pub(super) struct Placed {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: Range<usize>,
-    /// Changes of the converter.
+    /// Changes by the converter.
     pub(super) changes: Vec<Change>,
 }
 
-/// Tensor of gate and up of all experts of a layer.
+/// Name of the tensor with gate and up of all experts of a layer.
 const FUSED: &str = "ffn_gate_up_exps.weight";
 
-/// Layer and name within the layer, if the tensor belongs to one.
+/// Layer, and name within the layer, if the tensor belongs to one.
 fn of_layer(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix("blk.").and_then(|name| name.split_once('.'))
 }
@@ -131,7 +135,8 @@ impl<'a> Names<'a> {
         Self { naming, sizes, fused: fused.map(|(layer, _)| layer).collect() }
     }
 
-    /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, after that of its layer.
+    /// Returns the names for a stored tensor: one, or one for each expert. An unknown name is kept, after the
+    /// name of its layer.
     pub(super) fn place(&self, tensor: &Tensor<'_>) -> Vec<Placed> {
         let whole = |name: String, rest: &str| {
             let stem = rest.strip_suffix(".weight").unwrap_or(rest);
@@ -169,7 +174,7 @@ impl<'a> Names<'a> {
         vec![placed]
     }
 
-    /// The tensors of single experts that a tensor of all of them has.
+    /// Returns the tensors of single experts in a tensor of all of them.
     fn experts(&self, tensor: &Tensor<'_>, at: &str, rest: &str) -> Option<Vec<Placed>> {
         let (part, suffix) = rest.rsplit_once('.')?;
         let part = part_of(part.strip_suffix("_exps")?, self.naming.parts)?;
@@ -183,8 +188,8 @@ impl<'a> Names<'a> {
         (!shape.is_empty()).then(|| each.collect())
     }
 
-    /// Names of routers and of networks that every token goes through, and of experts with tensors of their own, which
-    /// converters wrote before 2024.
+    /// Names of routers, of networks for all tokens, and of experts with separate tensors, which converters
+    /// wrote before 2024.
     fn feed_forward(&self, rest: &str) -> Option<String> {
         let (name, suffix) = rest.rsplit_once('.')?;
         let name = match name {
@@ -204,7 +209,8 @@ impl<'a> Names<'a> {
         Some(format!("{name}.{suffix}"))
     }
 
-    /// Axis and order that undo the changes of a tensor of this shape; `None` if its order is that of Hugging Face.
+    /// Axis and order that undo the changes of a tensor of this shape; `None` if its order is already that of
+    /// Hugging Face.
     pub(super) fn order(&self, changes: &[Change], shape: &[usize]) -> Option<(Axis, Vec<u32>)> {
         let Sizes { heads, kv_heads, delta: [keys, values, key, value], .. } = self.sizes;
         changes.iter().find_map(|change| match *change {
@@ -233,7 +239,7 @@ fn part_of(name: &str, parts: Parts) -> Option<&'static str> {
     }
 }
 
-/// A name by a table whose rows leave out the suffix, or have it.
+/// Looks a name up in a table, with or without its suffix.
 fn renamed(table: &Table, name: &str) -> Option<String> {
     let find = |name: &str| table.iter().find(|(from, _)| *from == name).map(|(_, to)| *to);
     if let Some(whole) = find(name) {
@@ -243,8 +249,8 @@ fn renamed(table: &Table, name: &str) -> Option<String> {
     Some(format!("{}.{suffix}", find(stem)?))
 }
 
-/// Order that undoes the permutation for interleaved RoPE: llama.cpp stores channels that are rotated together next to each other,
-/// Hugging Face half a head apart. `None` if the rows do not divide.
+/// Order that undoes the permutation for interleaved RoPE. llama.cpp stores channels of a pair next to each
+/// other, Hugging Face half a head apart. `None` if the rows do not divide.
 fn paired(heads: usize, rows: usize) -> Option<Vec<u32>> {
     let width = rows.checked_div(heads)?;
     if !rows.is_multiple_of(heads) || !width.is_multiple_of(2) {
@@ -254,8 +260,9 @@ fn paired(heads: usize, rows: usize) -> Option<Vec<u32>> {
     (0..rows).map(|r| u32::try_from(r / width * width + 2 * (r % half) + r % width / half).ok()).collect()
 }
 
-/// Order that undoes the tiling of value heads of `width` indices after `skip` others: head `i` of key `k` is stored as head
-/// `i · keys + k`. `None` if the heads do not divide or do not add up to `n` indices, or if each key has one head.
+/// Order that undoes the tiling of value heads of `width` indices, which begin after `skip` others. Head `i`
+/// of key `k` is stored as head `i · keys + k`. `None` if the heads do not divide, if they do not add up to
+/// `n` indices, or if each key has one head.
 fn tiled([keys, values]: [usize; 2], skip: usize, width: usize, n: usize) -> Option<Vec<u32>> {
     let each = values.checked_div(keys)?;
     if !values.is_multiple_of(keys) || each < 2 || values.checked_mul(width)?.checked_add(skip)? != n {

@@ -1,7 +1,7 @@
-//! The header of a safetensors file, and what to say when it is wrong.
+//! The header of a safetensors file, and its error messages.
 //!
-//! The `safetensors` crate decides whether a header is valid. Its errors seldom name a tensor, so a
-//! header that it refuses is looked through a second time, leniently, for the culprit.
+//! The `safetensors` crate decides whether a header is valid. Its errors seldom name a tensor. So a header
+//! that it refuses is parsed again, leniently, to find the tensor.
 
 use moec_base::error::{Error, Result};
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorInfo};
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Longest header that is read, as the `safetensors` crate has it.
+/// Longest header that is read; the limit of the `safetensors` crate.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the length field before the header.
 const LENGTH: usize = 8;
@@ -25,7 +25,7 @@ pub(crate) struct Header {
     pub(crate) data: usize,
 }
 
-/// Reads the header of the file that `bytes` maps; no byte of a tensor is touched.
+/// Reads the header of the file that `bytes` maps; no byte of a tensor is read.
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header> {
     let json = json_of(file, bytes)?;
     let names: Entries<IgnoredAny> = parse(file, json)?;
@@ -71,7 +71,7 @@ fn parse<T: for<'de> serde::Deserialize<'de>>(file: &str, json: &[u8]) -> Result
         .map_err(|e| Error::input(format!("the header of `{file}` is not valid")).because(e).hint(DAMAGED))
 }
 
-/// The entries of a JSON object as written, repeated keys included.
+/// The entries of a JSON object as written, with repeated keys.
 pub(crate) struct Entries<T>(pub(crate) Vec<(String, T)>);
 
 impl<'de, T: serde::Deserialize<'de>> serde::Deserialize<'de> for Entries<T> {
@@ -94,7 +94,7 @@ impl<'de, T: serde::Deserialize<'de>> serde::Deserialize<'de> for Entries<T> {
     }
 }
 
-/// The first key that came before.
+/// The first key that is repeated.
 pub(crate) fn first_repeated<T>(entries: &[(String, T)]) -> Option<&str> {
     let mut seen = HashSet::with_capacity(entries.len());
     entries.iter().map(|(name, _)| name.as_str()).find(|name| !seen.insert(*name))
@@ -107,7 +107,7 @@ struct Span {
     end: usize,
 }
 
-/// Finds out why the crate refused the header.
+/// Finds the reason why the crate refused the header.
 fn explain(file: &str, bytes: &[u8], json: &[u8], refused: &SafeTensorError) -> Error {
     let data = bytes.len() - LENGTH - json.len();
     let entries: Entries<Value> = match parse(file, json) {
@@ -134,7 +134,7 @@ fn explain(file: &str, bytes: &[u8], json: &[u8], refused: &SafeTensorError) -> 
     })
 }
 
-/// Checks one tensor for itself and returns its bytes.
+/// Checks one tensor by itself and returns its size in bytes.
 fn span(entry: &Value) -> Result<(usize, usize), String> {
     let dtype = entry.get("dtype").ok_or("it has no dtype")?;
     let dtype: Dtype = serde_json::from_value(dtype.clone()).map_err(|_| format!("unknown dtype {dtype}"))?;

@@ -1,4 +1,4 @@
-//! The folder of a Hugging Face checkpoint: safetensors files and JSON beside them.
+//! The folder of a Hugging Face checkpoint: safetensors files and JSON files.
 
 mod header;
 mod shards;
@@ -12,7 +12,7 @@ use moec_runtime::platform::regular;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The row of the table.
+/// The row of the container table.
 pub(super) const KIND: Kind = Kind {
     name: "safetensors",
     looks: "the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors",
@@ -30,23 +30,24 @@ pub(super) const KIND: Kind = Kind {
 
 const CONFIG: &str = "config.json";
 
-/// An open folder. Its weights are mapped.
+/// An open folder, whose weights are mapped.
 #[derive(Debug)]
 struct Safetensors {
     dir: PathBuf,
     config: Config,
     files: Vec<File>,
-    /// One for each of the files.
+    /// Maps, one for each file.
     maps: Vec<Map>,
     tensors: IndexMap<String, Tensor>,
 }
 
 impl Safetensors {
-    /// Opens a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names. Reads headers only.
+    /// Opens a folder with `model.safetensors`, or with the shards of `model.safetensors.index.json`. Reads
+    /// headers only.
     ///
     /// # Errors
-    /// Files that are missing, cut short, outside of the folder or not valid; tensors that are there twice, or not where the
-    /// index says.
+    /// Fails if files are missing, truncated, outside the folder or invalid. Also fails if tensors are
+    /// duplicates or not in the files that the index gives.
     fn open(dir: &Path, config: Config) -> Result<Self> {
         let shards = shards::find(dir)?;
         let mut open = Self {

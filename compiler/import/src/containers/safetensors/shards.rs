@@ -1,4 +1,4 @@
-//! Files that hold the tensors of a checkpoint: one, or those that an index names.
+//! Files that hold the tensors of a checkpoint: one file, or those that an index names.
 
 use super::super::folder;
 use super::header::{self, Entries};
@@ -14,9 +14,9 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The files of a checkpoint.
 pub(crate) struct Shards {
-    /// Names relative to the folder, and where they are.
+    /// Names relative to the folder, and paths.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// File of each tensor by the index; empty without an index.
+    /// File of each tensor, by the index; empty without an index.
     pub(crate) tensors: Vec<(String, usize)>,
 }
 

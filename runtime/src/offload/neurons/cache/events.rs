@@ -3,9 +3,9 @@
 /// Part of a neuron.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Gate: tells whether the neuron is active.
+    /// Gate: determines whether the neuron is active.
     Gate,
-    /// Up and down, which an active neuron needs beside it.
+    /// Up and down: the other parts that an active neuron needs.
     Rest,
     /// Both.
     Whole,
@@ -24,16 +24,16 @@ impl Part {
     }
 }
 
-/// Place of a requested neuron.
+/// Location of a requested neuron or cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheLookup {
     /// In the hot region.
     Hot,
     /// In the cold region.
     Cold,
-    /// So many bytes are read, and stay.
+    /// This many bytes are read, and stay.
     Load(u64),
-    /// So many bytes are read for this step only: there is no room that nothing of this step holds.
+    /// This many bytes are read for this step only: there is no room beside what this step has used.
     Stream(u64),
 }
 
@@ -54,26 +54,26 @@ pub enum Event {
     Evict(u32),
     /// A cluster leaves the hot region and is forgotten.
     Drop(u32),
-    /// A neuron goes over to the hot region with what is held of it; its cluster is being loaded.
+    /// A neuron moves to the hot region with its loaded parts; its cluster is being loaded.
     Promote(u32),
 }
 
-/// Counts of requests, of one granularity.
+/// Counts of requests, for neurons or for clusters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Questions.
+    /// Requests.
     pub asked: u64,
-    /// Answered by the hot region.
+    /// Found in the hot region.
     pub hot: u64,
-    /// Answered by the cold region.
+    /// Found in the cold region.
     pub cold: u64,
     /// Read and kept.
     pub loads: u64,
-    /// Read for one step.
+    /// Read for one step only.
     pub streams: u64,
     /// Bytes read.
     pub read: u64,
-    /// Went to make room, or since the region shrank.
+    /// Evicted to make room, or because the region shrank.
     pub gone: u64,
 }
 

@@ -5,7 +5,7 @@ use crate::offload::neurons::error::NeuronError;
 /// The neurons of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Matrices: the experts of all layers, counted through, or the layers of a dense model.
+    /// Matrices: the experts of all layers, numbered consecutively, or the layers of a dense model.
     pub matrices: u32,
     /// Neurons of a matrix, hot to cold.
     pub neurons: u32,
@@ -61,19 +61,19 @@ impl Shape {
 /// Capacity of each region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regions {
-    /// For what always stays.
+    /// For data that always stays.
     pub fixed: u64,
     /// For clusters.
     pub hot: u64,
-    /// For neurons.
+    /// For single neurons.
     pub cold: u64,
 }
 
 impl Regions {
-    /// Regions of `capacity` bytes: what is neither fixed nor hot is cold.
+    /// Regions of `capacity` bytes: the rest after fixed and hot is cold.
     ///
     /// # Errors
-    /// [`NeuronError::Regions`] where fixed and hot need more.
+    /// [`NeuronError::Regions`] if fixed and hot exceed the capacity.
     pub fn of(capacity: u64, fixed: u64, hot: u64) -> Result<Self, NeuronError> {
         let wanted = fixed.saturating_add(hot);
         match capacity.checked_sub(wanted) {
@@ -82,7 +82,7 @@ impl Regions {
         }
     }
 
-    /// Bytes of all; 2⁶⁴ - 1 where they are more.
+    /// Bytes of all regions; 2⁶⁴ - 1 on overflow.
     pub fn capacity(&self) -> u64 {
         self.fixed.saturating_add(self.hot).saturating_add(self.cold)
     }

@@ -1,16 +1,16 @@
-//! The cache against one that searches through everything, and what the paper says of its regions.
+//! Tests against a naive cache with linear searches, and the paper's claims on its regions.
 
 use super::*;
 use proptest::prelude::*;
 
-/// The same rules over plain lists, the one used last at the end.
+/// The same rules over plain lists, in the order of use.
 struct Naive {
     shape: Shape,
     hot_capacity: u64,
     cold_capacity: u64,
     hot: Vec<u32>,
     cold: Vec<(u32, u8)>,
-    /// Neurons and clusters of this step.
+    /// Neurons and clusters used in this step.
     now: Vec<u32>,
     now_clusters: Vec<u32>,
 }
@@ -195,7 +195,7 @@ fn gate_and_up_down_of_a_neuron_are_read_separately() {
     assert_eq!(ask(2, Part::Gate), CacheLookup::Cold);
     assert_eq!(ask(2, Part::Whole), CacheLookup::Load(4096));
     assert_eq!(ask(3, Part::Whole), CacheLookup::Load(8192));
-    // All that there is is of this step.
+    // All that is in memory was used in this step.
     assert_eq!(ask(4, Part::Gate), CacheLookup::Stream(4096));
     cache.begin();
     let mut events = Vec::new();

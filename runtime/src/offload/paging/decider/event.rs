@@ -6,17 +6,17 @@ use crate::offload::paging::ahead::DiskProgress;
 use std::fmt;
 use std::time::Duration;
 
-/// Scores of routers, as the first row of a call has them.
+/// Scores of routers, for the first row of a call.
 #[derive(Clone, Copy)]
 pub enum Scores<'a> {
-    /// Looked up where they lie: those of the layer that requests 0, then of the layers ahead.
+    /// Looked up in memory: index 0 is the requesting layer, then the layers ahead.
     There(&'a dyn Fn(usize) -> &'a [f32]),
-    /// As they were recorded.
+    /// Recorded scores.
     Kept(&'a [Vec<f32>]),
 }
 
 impl<'a> Scores<'a> {
-    /// Those of a layer ahead, or of the requesting one; empty where there are none.
+    /// Scores of the layer `ahead`, or of the requesting one for 0; empty if there are none.
     pub fn of(&self, ahead: usize) -> &'a [f32] {
         match self {
             Self::There(score) => score(ahead),
@@ -40,13 +40,13 @@ pub struct ExpertRequest<'a> {
     pub rows: usize,
     /// Experts per token of the call.
     pub k: usize,
-    /// Experts in the order of the dispatch table; what the layer does not have is passed over.
+    /// Experts in the order of the dispatch table; experts that the layer does not have are skipped.
     pub active: &'a [i32],
     /// Experts of the layer that other units compute, which hold them: those in memory have been used.
     pub beside: &'a [i32],
-    /// Layers whose scores there are, its own first.
+    /// Number of layers with scores, its own first.
     pub scored: usize,
-    /// These scores.
+    /// The scores.
     pub scores: Scores<'a>,
     /// Time that computing threads have waited for the disk, since the start.
     pub stalled: Duration,
@@ -54,28 +54,28 @@ pub struct ExpertRequest<'a> {
     pub disk: DiskProgress,
 }
 
-/// Event: all that a decider knows.
+/// Input of a decider: all that its decisions depend on.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A layer requests its experts.
     Requested(ExpertRequest<'a>),
-    /// Anything else.
+    /// Any other event.
     News(News),
 }
 
-/// Changes of frames.
+/// Events of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
     /// The run begins.
     Began,
-    /// A part of the expert that is read into a frame is there, and others are not yet.
+    /// A part of the expert that is read into a frame has arrived, and others have not.
     Arrived {
         /// Frame.
         frame: u32,
         /// 0: gate and up; 1: down.
         part: u8,
     },
-    /// All that was to be read into a frame is there.
+    /// Everything that was to be read into a frame has arrived.
     Done {
         /// Frame.
         frame: u32,
@@ -85,14 +85,14 @@ pub enum News {
         /// Frame.
         frame: u32,
     },
-    /// The last read into a frame whose read failed or was given up has ended.
+    /// The last read into a frame whose read failed or was cancelled has ended.
     Released {
         /// Frame.
         frame: u32,
     },
-    /// A part of an expert that only passes through has been computed.
+    /// A part of an expert that bypasses the cache has been computed.
     Computed {
-        /// Place of the expert in [`super::Decider::order`].
+        /// Position of the expert in [`super::Decider::order`].
         at: usize,
         /// Part.
         part: u8,
@@ -110,9 +110,9 @@ pub enum Decision {
         first: u8,
         /// Number of parts.
         parts: u8,
-        /// [`Priority::Prefetch`]: it was not requested yet.
+        /// [`Priority::Prefetch`]: it has not been requested yet.
         priority: Priority,
-        /// Whether it only passes through: the cache does not keep it.
+        /// Whether it bypasses the cache, which does not keep it.
         passes: bool,
     },
     /// A read begins, into a frame that is free.
@@ -143,25 +143,25 @@ pub enum Decision {
         key: Key,
         /// Part.
         part: u8,
-        /// The first part that lies in the frame.
+        /// The first part that is in the frame.
         first: u8,
     },
-    /// An expert goes.
+    /// An expert is evicted.
     Evict {
         /// Expert.
         key: Key,
-        /// The frame that it leaves; none if it had none yet.
+        /// The frame that it leaves; `None` if it had none yet.
         frame: Option<u32>,
         /// Whether it was still being read: the frame is free when that has ended.
         reading: bool,
     },
-    /// An expert could not be read, and what has come of it may not be used.
+    /// An expert could not be read, and the bytes that have arrived may not be used.
     Lost {
         /// Frame.
         frame: u32,
         /// Expert.
         key: Key,
-        /// Whether a step waits for it: the call has to end.
+        /// Whether a step waits for it: the call then has to end.
         requested: bool,
     },
 }

@@ -1,17 +1,17 @@
-//! Decisions on frames: the expert in each, the next read, and evictions. Nothing is done here.
+//! Decisions on frames: the expert in each, the next read, and evictions. Nothing is carried out here.
 //!
-//! A [`Decider`] hears events, each with the time, and says what is to be done. It reads no byte, does not wait, holds no
-//! lock and looks at no clock: its decisions are a function of what it has heard ([`Event`] is all of it). So the pager, which
-//! reads and waits (`pager`), a replay of what it has heard (`journal`), and a simulation on modelled units (`simulate`) are
-//! told the same for the same.
+//! A [`Decider`] receives events, each with its time, and returns decisions. It reads no byte, does not wait,
+//! holds no lock and looks at no clock: its decisions are a function of its [`Event`]s. So the pager, which
+//! reads and waits (`pager`), a replay of recorded events (`journal`), and a simulation on modelled units
+//! (`simulate`) get the same decisions for the same events.
 //!
-//! * `event`: what it hears and says.
+//! * `event`: its events and decisions.
 //! * `request`: requests of a layer for its experts and for those of the next layers.
 //! * `prefetched`: experts that were read ahead for one layer.
-//! * `reads`: what is to be read, what is being read, and what became of it.
+//! * `reads`: pending reads, reads in flight, and their results.
 //!
-//! The cache decides which experts stay ([`Cache::step`]); a decider gives frames to those that are read. Nothing here allocates after
-//! [`Decider::new`].
+//! The cache decides which experts stay ([`Cache::step`]); a decider gives frames to those that are read.
+//! Nothing here allocates after [`Decider::new`].
 
 mod event;
 mod prefetched;
@@ -31,7 +31,7 @@ use moec_ir::plan::{self, PagedLayer};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Bits of an expert whose two parts are there.
+/// Bits of an expert whose two parts have both arrived.
 const WHOLE: u8 = 3;
 
 /// Experts of a layer.
@@ -44,7 +44,7 @@ struct LayerInfo {
     bytes: u64,
 }
 
-/// Place of an expert.
+/// Location of an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ExpertState {
     /// On the disk.
@@ -66,7 +66,7 @@ struct Want {
     parts: u8,
 }
 
-/// Use of a frame.
+/// State of a frame.
 #[derive(Clone, Copy, Debug, Default)]
 enum FrameState {
     #[default]
@@ -75,7 +75,7 @@ enum FrameState {
     Reading(Want),
     /// It holds an expert.
     Full,
-    /// A read that failed or was given up may still write to it.
+    /// A read that failed or was cancelled may still write to it.
     Draining,
 }
 
@@ -94,45 +94,45 @@ enum Why {
 /// An expert of the layer of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Place in the dispatch table.
+    /// Position in the dispatch table.
     pub place: usize,
-    /// Number of the expert, counted through the layers.
+    /// Number of the expert, consecutive over the layers.
     pub id: usize,
-    /// Whether it only passes through.
+    /// Whether it bypasses the cache.
     pub passes: bool,
 }
 
 /// Counters of decisions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Experts that were requested and in memory, or on their way.
+    /// Experts that were requested and in memory, or being read.
     pub hits: u64,
     /// Experts that were requested and had to be read.
     pub misses: u64,
-    /// Of those that were there: read ahead, and requested as predicted.
+    /// Of the hits: experts that were read ahead, and requested as predicted.
     pub predicted: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
     /// Misses that the cache did not keep.
     pub streamed: u64,
-    /// Experts that the cache began with and that were there before they were requested.
+    /// Experts that the cache began with and that had arrived before they were requested.
     pub preloaded: u64,
 }
 
-/// Settings of a decider beside the plan.
+/// Settings of a decider that are not in the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'a> {
     /// Bytes of an expert, by layer.
     pub bytes: &'a [u64],
-    /// Experts that another memory holds for good ([`plan::Plan::elsewhere`]).
+    /// Experts that another memory holds permanently ([`plan::Plan::elsewhere`]).
     pub elsewhere: &'a [(u32, u32)],
     /// Layers ahead whose experts are read before they are requested.
     pub ahead: usize,
-    /// Whether the cache begins with what recorded routing used most.
+    /// Whether the cache begins with the experts that recorded routing used most.
     pub preload: bool,
 }
 
-/// Decides.
+/// Maps events to decisions on frames.
 pub struct Decider {
     places: Vec<LayerInfo>,
     /// Layer and index of every expert.
@@ -142,29 +142,30 @@ pub struct Decider {
     uses: Vec<u32>,
     staging: usize,
     predicts: bool,
-    /// Experts that live in other memories, ascending.
+    /// Experts that other memories hold permanently, ascending.
     elsewhere: Vec<Key>,
     cache: Cache,
     ranking: Ranking,
-    /// By number of the expert: where it is, and which of its parts may be used.
+    /// By number of the expert: its location, and which of its parts may be used.
     held: Vec<ExpertState>,
     parts: Vec<u8>,
     frames: Vec<FrameState>,
-    /// Those that are free; the last is taken first.
+    /// Free frames; the last is taken first.
     free: Vec<u32>,
-    /// To be read now, and ahead.
+    /// Pending reads: on demand, and ahead.
     queues: [VecDeque<Want>; 2],
     events: Vec<cache::Event>,
     chosen: Vec<u16>,
     /// Reason for reading each expert, until it is requested; by number.
     why: Vec<Why>,
-    /// Prefetched experts that are not the cache's.
+    /// Prefetched experts in staging frames, outside of the cache.
     prefetched: Vec<usize>,
-    /// Experts of the last layer that pass through, and whether they are too many: then each is read in two parts.
+    /// Number of experts of the last layer that bypass the cache, and whether they exceed the staging frames:
+    /// then each is read in two parts.
     streams: usize,
     split: bool,
     order: Vec<Turn>,
-    /// Whether gate and up are computed, by place in the order; and the first place where they are not.
+    /// Whether gate and up are computed, by position in the order; and the first position where they are not.
     passed: Vec<bool>,
     next: usize,
     ahead: Ahead,
@@ -175,13 +176,13 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// For the experts and frames of a plan.
+    /// Creates a decider for the experts and frames of a plan.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for a policy that is not known, a pinned expert that there is not, or no layers.
+    /// [`Error::Bundle`] for an unknown policy, a pinned expert that does not exist, or no layers.
     pub fn new(paging: &plan::Paging, how: How<'_>) -> Result<Self> {
         let wrong = |e: &dyn std::fmt::Display| Error::plan(e.to_string());
-        // Of one size each: what counts is frames.
+        // All have the same size: the cache counts frames.
         let layer = |l: &PagedLayer| CachedLayer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
         let layers: Vec<CachedLayer> = paging.layers.iter().map(layer).collect();
         let experts = ExpertIndex::new(&layers).map_err(|e| wrong(&e))?;
@@ -232,15 +233,15 @@ impl Decider {
             ahead: Ahead::new(&layers, how.ahead),
             broken: false,
             counts: Counts::default(),
-            // An expert goes and another one comes, twice over.
+            // Twice an eviction and a load per expert.
             out: Vec::with_capacity(4 * count),
         })
     }
 
-    /// Hears what happens at a moment, and says what is to be done. Time never runs backwards.
+    /// Handles an event and returns the decisions. Time never runs backwards.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for a layer of the cache that there is not.
+    /// [`Error::Bundle`] for a layer that the cache does not have.
     pub fn hear(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
         self.out.clear();
         match event {
@@ -267,7 +268,8 @@ impl Decider {
         &self.order
     }
 
-    /// Whether more of them pass through than there are staging frames: then each is read twice, one part at a time.
+    /// Whether more of them bypass the cache than there are staging frames: then each is read twice, one part
+    /// at a time.
     pub fn split(&self) -> bool {
         self.split
     }
@@ -282,7 +284,7 @@ impl Decider {
         self.parts.get(id).is_some_and(|parts| parts & (1 << part) != 0)
     }
 
-    /// Whether a requested expert could not be read: the call has to end, and the next one begins anew.
+    /// Whether a requested expert could not be read: the call has to end, and the next one starts afresh.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -297,22 +299,22 @@ impl Decider {
         self.counts
     }
 
-    /// Layer and expert of every number.
+    /// Layer and expert by number.
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 
-    /// Experts that the cache holds at most.
+    /// Maximum number of experts in the cache.
     pub fn capacity(&self) -> u64 {
         self.cache.capacity()
     }
 
-    /// Pinned experts, in the order of the plan, then as many others as the cache holds, by their recorded uses: the hottest
-    /// first. They are read after whatever a step requests; one that is missing when a step needs it is read as any other
-    /// expert.
+    /// Starts to read pinned experts, in the order of the plan, then as many others as the cache holds, the
+    /// most used in recorded routing first. They are read after everything that a step requests. One that is
+    /// missing when a step needs it is read like any other expert.
     fn begin(&mut self) {
         for at in 0..self.pinned.len() {
-            // Their frames are set aside, so that none is evicted.
+            // Their frames are reserved, so none is evicted.
             if matches!(self.cache.ahead(self.pinned[at], |_| {}), Ok(true)) {
                 self.begin_with(self.pinned[at]);
             }
@@ -335,7 +337,7 @@ impl Decider {
         self.want(Want { id, first: 0, parts: 2 }, Priority::Prefetch, false);
     }
 
-    /// Number of an expert, counted through the layers.
+    /// Number of an expert, consecutive over the layers.
     pub fn id(&self, key: Key) -> usize {
         self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
     }

@@ -1,16 +1,17 @@
 //! Prefetched entries: experts that were read ahead for one layer, in staging frames.
 //!
-//! A prediction must not evict an expert that the policy keeps. A prefetched entry is in a staging frame. When its layer
-//! asks, it is used as one that has just been read, and the policy says whether it stays; if it is not requested it goes, and
-//! what has not been read of it by then never is.
+//! A prediction must not evict an expert that the policy keeps, so a prefetched entry is in a staging frame.
+//! When its layer requests it, it is used like one that has just been read, and the policy decides whether it
+//! stays. If it is not requested, it is evicted, and the rest of it is not read.
 
 use super::{Decider, ExpertState, Want, Why};
 use crate::offload::cache::{self, Key};
 use crate::offload::disk::Priority;
 
 impl Decider {
-    /// A layer requests its experts: its prefetched are prefetched no longer, and those that it does not request go. So do all that are left of a call
-    /// that was given up.
+    /// Handles the prefetched entries when a layer requests its experts: its own are no longer marked as
+    /// prefetched, and those that it does not request are evicted. Entries left over from a cancelled call
+    /// are evicted, too.
     pub(super) fn receive(&mut self, layer: usize) {
         for at in (0..self.prefetched.len()).rev() {
             let id = self.prefetched[at];
@@ -25,7 +26,8 @@ impl Decider {
         }
     }
 
-    /// Leaves `streams` experts their frames: whether they get them, at the cost of prefetched entries for later layers.
+    /// Frees staging frames for `streams` experts by evicting prefetched entries for later layers. Returns
+    /// whether there are enough.
     pub(super) fn make_way(&mut self, streams: usize) -> bool {
         while streams + self.prefetched.len() > self.staging {
             let Some(id) = self.prefetched.pop() else { return false };
@@ -34,8 +36,8 @@ impl Decider {
         true
     }
 
-    /// Reads an expert that will be wanted for sure: into the cache, if the policy would keep it, else as a prefetched entry. Whether it
-    /// is there or on its way.
+    /// Reads an expert that is certain to be requested: into the cache if the policy would keep it, else as a
+    /// prefetched entry. Returns whether it is in memory or being read.
     pub(super) fn read_surely(&mut self, key: Key) -> bool {
         self.events.clear();
         let Self { cache, events, .. } = &mut *self;
@@ -46,7 +48,7 @@ impl Decider {
             match self.events[i] {
                 cache::Event::Evict(key) => self.evict(self.id(key)),
                 cache::Event::Load(key) => {
-                    // A prefetched entry that the cache admits is there already.
+                    // A prefetched entry that the cache admits is in memory already.
                     let id = self.id(key);
                     self.prefetched.retain(|&entry| entry != id);
                     if self.held[id] == ExpertState::No {
@@ -59,7 +61,8 @@ impl Decider {
         true
     }
 
-    /// Reads an expert that may be wanted. Whether it is there or on its way; it is not where no frame is left for it.
+    /// Reads an expert that may be requested. Returns whether it is in memory or being read; false if no
+    /// frame is left for it.
     pub(super) fn invite(&mut self, key: Key) -> bool {
         let id = self.id(key);
         if self.cache.contains(key) || self.held[id] != ExpertState::No {

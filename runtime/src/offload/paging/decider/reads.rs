@@ -18,15 +18,15 @@ impl Decider {
         let whole = Want { id, first: 0, parts: 2 };
         match self.held[id] {
             ExpertState::Reading(frame) => self.out.push(Decision::Hurry { frame, key: self.keys[id] }),
-            // Still waiting for a frame among those that are read ahead.
+            // Still waiting for a frame in the queue of prefetches.
             ExpertState::Requested => self.queues[Priority::Demand as usize].push_back(whole),
-            // The cache thinks that it is there, and its read has failed.
+            // The cache counts it as resident, but its read has failed.
             ExpertState::No => self.want(whole, Priority::Demand, false),
             ExpertState::Here(_) => {}
         }
     }
 
-    /// An expert leaves its frame.
+    /// Removes an expert from its frame.
     pub(super) fn evict(&mut self, id: usize) {
         self.parts[id] = 0;
         self.why[id] = Why::Requested;
@@ -54,7 +54,7 @@ impl Decider {
     pub(super) fn pump(&mut self) {
         for priority in [Priority::Demand, Priority::Prefetch] {
             while let Some(&want) = self.queues[priority as usize].front() {
-                // It went, or came, since.
+                // It was evicted, or has arrived, in the meantime.
                 if self.held[want.id] == ExpertState::Requested {
                     let Some(frame) = self.free.pop() else { return };
                     self.frames[frame as usize] = FrameState::Reading(want);
@@ -67,7 +67,7 @@ impl Decider {
         }
     }
 
-    /// Bytes that were requested and are not there.
+    /// Bytes that were requested and have not arrived.
     pub(super) fn pending(&self) -> u64 {
         let wanted = self.queues.iter().flatten().filter(|w| self.held[w.id] == ExpertState::Requested);
         let reading = self.frames.iter().filter_map(|f| match f {
@@ -82,7 +82,7 @@ impl Decider {
         self.frames.get(frame as usize).copied().unwrap_or_default()
     }
 
-    /// A part of an expert is there.
+    /// Handles the arrival of a part of an expert.
     pub(super) fn arrived(&mut self, frame: u32, part: u8) {
         // A cancelled read is not reported.
         let FrameState::Reading(want) = self.frame(frame) else { return };
@@ -102,7 +102,7 @@ impl Decider {
                 self.held[want.id] = ExpertState::Here(frame);
                 self.frames[frame as usize] = FrameState::Full;
             }
-            // It had ended before it was given up.
+            // It had ended before it was cancelled.
             FrameState::Draining => self.released(frame),
             FrameState::Free | FrameState::Full => {}
         }
@@ -112,7 +112,7 @@ impl Decider {
         let FrameState::Reading(Want { id, .. }) = self.frame(frame) else { return };
         self.frames[frame as usize] = FrameState::Draining;
         (self.held[id], self.parts[id]) = (ExpertState::No, 0);
-        // What was not requested is read again once it is.
+        // An expert that was not requested is read again once it is.
         let requested = self.why[id] == Why::Requested;
         self.broken |= requested;
         self.out.push(Decision::Lost { frame, key: self.keys[id], requested });
@@ -125,7 +125,7 @@ impl Decider {
         }
     }
 
-    /// A part of an expert that only passes through is computed.
+    /// Handles the end of the computation of a part of an expert that bypasses the cache.
     pub(super) fn computed(&mut self, at: usize, part: u8) {
         let Some(&turn) = self.order.get(at) else { return };
         if !turn.passes || !(self.split || part == 1) {
@@ -133,8 +133,8 @@ impl Decider {
         }
         self.evict(turn.id);
         if part == 0 {
-            // Down matrices are read in the order in which they will be computed, whichever finished first: with all
-            // frames taken by later ones no thread could go on.
+            // Down matrices are read in the order in which they will be computed, whichever expert finished
+            // first. If later experts took all frames, no thread could go on.
             self.passed[at] = true;
             while let Some(&turn) = self.order.get(self.next)
                 && (self.passed[self.next] || !turn.passes)
@@ -148,7 +148,7 @@ impl Decider {
         self.pump();
     }
 
-    /// Forgets everything: after an error the cache believes in experts that are not there.
+    /// Forgets everything: after an error the cache counts experts as resident that are not.
     pub(super) fn reset(&mut self) {
         for id in 0..self.keys.len() {
             self.evict(id);
@@ -159,7 +159,7 @@ impl Decider {
         self.broken = false;
     }
 
-    /// Whether an expert is there.
+    /// Whether all of an expert has arrived.
     pub(super) fn is_whole(&self, id: usize) -> bool {
         self.parts[id] == WHOLE
     }

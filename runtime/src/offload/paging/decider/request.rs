@@ -7,7 +7,7 @@ use crate::offload::disk::Priority;
 use std::time::Duration;
 
 impl Decider {
-    /// Handles the request of a layer: what is missing is read, in the order in which it will be computed.
+    /// Handles the request of a layer: missing experts are read in the order in which they will be computed.
     pub(super) fn requested(&mut self, now: Duration, request: ExpertRequest<'_>) -> Result<()> {
         let ExpertRequest { layer, active, beside, rows, scores, .. } = request;
         self.order.clear();
@@ -25,7 +25,8 @@ impl Decider {
         self.receive(layer);
         let Self { cache, ranking, chosen, events, .. } = &mut *self;
         events.clear();
-        // A policy looks at the scores of a token; those of many tokens say nothing that their choices do not.
+        // A policy looks at the scores of a token; those of many tokens say nothing that their choices do
+        // not.
         let ranked = if rows == 1 && cache.depth() > 0 {
             ranking.of_logits(scores.of(0), place.shape.score)
         } else {
@@ -51,7 +52,7 @@ impl Decider {
                     let streams = matches!(event, cache::Event::Stream(_));
                     self.counts.streamed += u64::from(streams);
                     if std::mem::take(&mut self.why[id]) == Why::Prefetched {
-                        // A prefetched entry: there, or being read.
+                        // A prefetched entry: in memory, or being read.
                         self.counts.hits += 1;
                         self.counts.predicted += 1;
                         self.hurry(id);
@@ -63,7 +64,8 @@ impl Decider {
                 }
             }
         }
-        // First who is there, then who is on the way, then who has just been requested, as they will come.
+        // First experts in memory, then those being read, then those just requested, in the order of their
+        // arrival.
         for turn in 0..3 {
             for (at, e) in active.iter().enumerate() {
                 let Some(e) = known(e) else { continue };
@@ -90,15 +92,15 @@ impl Decider {
         self.elsewhere.binary_search(&key).is_ok()
     }
 
-    /// Reads ahead what the scores of the next layers promise.
+    /// Reads ahead the experts that the scores of the next layers predict.
     fn look_ahead(&mut self, now: Duration, request: ExpertRequest<'_>) {
         let ExpertRequest { layer, rows, k, scored, scores, stalled, disk, .. } = request;
         self.ahead.requested(layer, &self.chosen, now, stalled);
         if !self.predicts {
             return;
         }
-        // A prompt uses nearly all experts of every layer: those of the next one are streamed in as they lie (PowerInfer-2,
-        // §4.1.1).
+        // A prompt uses nearly all experts of every layer: those of the next one are read in their order
+        // (PowerInfer-2, §4.1.1).
         if let Some(next) = self
             .places
             .get(layer + 1)

@@ -1,4 +1,4 @@
-//! Deciders keep their promises, whatever the disk does.
+//! Tests of a decider's invariants for any behaviour of the disk.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use super::*;
@@ -38,17 +38,17 @@ fn key(layer: u16, expert: u16) -> Key {
     Key { layer, expert }
 }
 
-/// A frame, as a reader of the disk has it.
+/// A frame, as the reader sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slot {
     Free,
-    /// Expert that it reads, the first part and how many.
+    /// Expert that it reads, its first part and the number of parts.
     Reading(Key, u8, u8),
     Full(Key),
     Draining,
 }
 
-/// A decider with frames, and a second one that is given the same.
+/// A decider with frames, and a second one with the same events.
 struct Bench {
     decider: Decider,
     replica: Decider,
@@ -77,7 +77,7 @@ impl Bench {
         &mut self.slots[frame as usize]
     }
 
-    /// Notifies both, does as they say, and looks whether that is possible.
+    /// Passes an event to both, carries out the decisions, and checks that they are possible.
     fn publish(&mut self, event: Event<'_>) -> Vec<Decision> {
         self.now += Duration::from_micros(50);
         let said = self.decider.hear(self.now, event).unwrap().to_vec();
@@ -137,7 +137,7 @@ impl Bench {
             stalled: Duration::ZERO,
             disk: DiskProgress { bytes: 32 << 20, busy: Duration::from_millis(32) },
         };
-        // After an error all go, and come again.
+        // After an error all are evicted, and read again.
         let needed = if self.resets { std::mem::take(&mut self.needed) } else { Vec::new() };
         let said = self.publish(Event::Requested(request));
         self.needed.extend(needed);
@@ -145,7 +145,8 @@ impl Bench {
         said
     }
 
-    /// Something happens to one of the frames that the disk holds: which and what, by numbers. False if it holds none.
+    /// Makes something happen to one of the frames that the disk holds; `which` and `what` select it. Returns
+    /// false if it holds none.
     fn happen(&mut self, which: usize, what: u8) -> bool {
         let busy = |s: &&Slot| matches!(s, Slot::Reading(..) | Slot::Draining);
         let count = self.slots.iter().filter(busy).count();
@@ -156,7 +157,8 @@ impl Bench {
         let frame = of.into_iter().nth(which % count).unwrap();
         let news = match (*self.slot(frame), what) {
             (Slot::Draining, 0) => {
-                // It had ended before it was cancelled, or it has failed: both are reported of reads that are not needed.
+                // It had ended before it was cancelled, or it has failed: both are reported for reads that
+                // are no longer needed.
                 assert!(self.publish(Event::News(News::Failed { frame })).is_empty());
                 return true;
             }
@@ -186,7 +188,7 @@ impl Bench {
         true
     }
 
-    /// Computes the layer of the request, as long as no expert fails that is waited for.
+    /// Computes the layer of the request, until a needed expert fails.
     fn compute(&mut self, what: &mut impl FnMut() -> (usize, u8)) {
         for part in 0..2 {
             for at in 0..self.decider.order().len() {
@@ -220,8 +222,9 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 proptest! {
-    /// No frame holds two, no expert is held twice, one that is pinned or in use is never evicted, and equal events give equal decisions;
-    /// in every order in which reads end, fail and are let go. And every layer is computed or has a failure.
+    /// No frame holds two experts, no expert is held twice, one that is pinned or in use is never evicted,
+    /// and equal events give equal decisions. This holds in every order in which reads end, fail and are
+    /// released. Every layer is computed or has a failure.
     #[test]
     fn promises_are_kept(
         calls in prop::collection::vec(call(), 1..12),
@@ -235,7 +238,7 @@ proptest! {
         let mut bench = Bench::new(&plan(frames, staging, policy, &pinned), HOW);
         let mut ends = ends.into_iter().cycle();
         let mut end = move || ends.next().map(|(which, what)| (which, what % 40)).unwrap();
-        // A cycle of nothing but failures would never end.
+        // A cycle of failures alone would never end.
         let mut turn = 0_u8;
         let mut what = move || {
             turn = turn.wrapping_add(1);
@@ -252,7 +255,7 @@ proptest! {
                 }
             }
         }
-        // In the end everything that the disk holds is let go.
+        // In the end the disk releases everything that it holds.
         let mut left: VecDeque<u8> = [9; 64].into();
         while let Some(what) = left.pop_front() {
             if !bench.happen(0, what) {
@@ -273,7 +276,7 @@ fn loads(said: &[Decision]) -> Vec<(u32, Key)> {
 }
 
 /// A late event of a cancelled read is not taken for one of the frame's next read: the frame has no next read
-/// before its reader has let go.
+/// before the reader has released it.
 #[test]
 fn a_frame_is_taken_again_when_its_reader_has_let_go() {
     let paging = plan::Paging { uses: Vec::new(), ..plan(1, 2, "lru", &[]) };
@@ -284,17 +287,17 @@ fn a_frame_is_taken_again_when_its_reader_has_let_go() {
     bench.slots[0] = Slot::Draining;
     assert!(bench.decider.is_broken());
     bench.needed.clear();
-    // The next call begins anew: what is being read is given up, and only the third frame is free.
+    // The next call starts afresh: reads in flight are cancelled, and only the third frame is free.
     let again = loads(&bench.request(0, &[2, 3, 4], 7, &[]));
     assert_eq!(again, [(2, key(0, 2))]);
-    // The failure of the second frame is reported late, and twice: no expert is meant.
+    // The failure of the second frame is reported late, and twice: it applies to no expert.
     for _ in 0..2 {
         assert!(bench.publish(Event::News(News::Failed { frame: 1 })).is_empty());
     }
     assert!(!bench.decider.is_broken());
     bench.slots[1] = Slot::Free;
     assert_eq!(loads(&bench.publish(Event::News(News::Released { frame: 1 }))), [(1, key(0, 3))]);
-    // Released once more it is the new read's, and stays so.
+    // A second release does not affect the new read.
     assert!(bench.publish(Event::News(News::Released { frame: 1 })).is_empty());
     let said = bench.publish(Event::News(News::Done { frame: 1 }));
     assert!(said.iter().all(|d| matches!(d, Decision::Use { frame: 1, .. })) && said.len() == 2, "{said:?}");
@@ -317,7 +320,7 @@ fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
         };
         said.iter().filter_map(prefetch).collect()
     };
-    // The first call tells how long a layer takes; from then on it pays to look ahead.
+    // The first call measures the time of a layer; from then on it pays to look ahead.
     for layer in 0..LAYERS {
         bench.now += Duration::from_secs(1);
         bench.request(layer, &[0, 1], 1, &[]);
@@ -331,7 +334,7 @@ fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
     let said = bench.request(1, &[2, 0], 1, &[]);
     assert!(!reading || said.iter().any(|d| matches!(d, Decision::Hurry { key: k, .. } if *k == key(1, 2))));
     assert_eq!(bench.decider.counts().predicted, 1);
-    // Guests of the layer that it did not request go.
+    // Prefetched entries of the layer that it did not request are evicted.
     for k in prefetched.iter().filter(|k| k.layer == 1 && k.expert != 2) {
         assert!(said.iter().any(|d| matches!(d, Decision::Evict { key, .. } if key == k)), "{said:?}");
     }

@@ -1,18 +1,20 @@
-//! Neurons on disk, for the computing threads: up and down of those that a token activates, and of no others (PowerInfer-2, §4.2 to
+//! Pager of neurons: reads up and down of only those neurons that a token activates (PowerInfer-2, §4.2 to
 //! §4.4).
 //!
-//! Gates are resident. A step after them lists the active neurons; `request_neurons` takes the lists, and requests from the cache what was read
-//! together with these neurons, a *unit*. What is missing is read into a few buffers and copied from there to frames, without
-//! what pads it on disk. Threads compute what is there first, the others as they arrive: up of one block of neurons while those
-//! of the next are on their way. Who computes when depends on the disk; results do not: sums over neurons are taken in the order of
-//! the lists, when all of an expert's are there.
+//! Gates are resident. A step after them lists the active neurons; `request_neurons` takes the lists, and
+//! requests the *units* of these neurons from the cache. A unit is a group of neurons that are read together.
+//! Missing units are read into a few buffers and copied to frames without the padding on disk. Threads
+//! compute resident neurons first, the others as they arrive: up of one block of neurons while the next is
+//! being read. The order of computation depends on the disk, but the results do not. Sums over neurons are
+//! taken in the order of the lists, when all of an expert's are in memory.
 //!
-//! Who stays is decided by [`Segmented`], without regions of its own for hot neurons: what was used longest ago goes, and
-//! nothing that the step needs. Where a step needs more than there are frames (a prompt needs all neurons of its experts) it goes
-//! in batches, as many experts at a time as fit; down takes them in reverse, and finds in memory what up has used last.
+//! [`Segmented`] decides which neurons stay, without a region for hot neurons: it evicts those used longest
+//! ago, but none that the step needs. If a step needs more frames than there are (a prompt needs all neurons
+//! of its experts), it runs in batches of as many experts as fit. Down takes the batches in reverse, and
+//! finds in memory what up has used last.
 //!
-//! * `step_order`: the experts of one layer in one call; `state`: what is held, and what is on its way; `scales`: those that lie by
-//!   themselves, which are resident.
+//! * `step_order`: the experts of one layer in one call; `state`: units in memory and units being read;
+//!   `scales`: scales in segments of their own, which are resident.
 
 mod scales;
 mod state;
@@ -42,13 +44,13 @@ use step_order::{Item, Needs};
 /// Time that a thread waits for events before it looks whether another thread has taken them.
 const NEWS: Duration = Duration::from_micros(200);
 
-/// Reads that are under way at once, at most. The plan's staging frames have room for their buffers.
+/// Maximum number of reads in flight. The plan's staging frames have room for their buffers.
 const READS: u64 = 64;
 
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
-    /// Number of its first expert, counted over all layers.
+    /// Number of its first expert, consecutive over all layers.
     first: u32,
     experts: usize,
     /// Neurons of an expert.
@@ -59,7 +61,7 @@ struct Layer {
     units: u32,
 }
 
-/// Layout of neurons.
+/// Layout of neurons in memory and on disk.
 #[derive(Clone, Copy, Debug)]
 struct Lie {
     /// Neurons of a unit.
@@ -67,9 +69,9 @@ struct Lie {
     /// Bytes of up and down of one, in memory and from one to the next on disk.
     bytes: usize,
     pitch: usize,
-    /// Units of an expert, the most of all layers: units are numbered as if all experts had so many.
+    /// Units of an expert, the maximum over all layers: units are numbered as if all experts had this many.
     units: u32,
-    /// Addresses of a neuron in the tables.
+    /// Number of addresses of a neuron in the tables.
     addresses: usize,
 }
 
@@ -85,7 +87,7 @@ pub(crate) struct NeuronPager {
     layers: Vec<Layer>,
     lie: Lie,
     state: Mutex<State>,
-    // Held so that the addresses in the tables stay valid.
+    // Keeps the addresses in the tables valid.
     _scales: Region,
     report: Report,
     /// Nanoseconds that the first thread has waited.
@@ -94,7 +96,7 @@ pub(crate) struct NeuronPager {
     hooks: Option<&'static dyn Hooks>,
 }
 
-/// Bytes of the buffers that units are read into: what the plan's staging frames are for.
+/// Size class of the buffers that units are read into: the plan's staging frames are reserved for them.
 pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
     let bytes = bundle(program, paging)?.up_down_pitch() as u64 * u64::from(paging.neurons);
     let staging = u64::from(paging.staging).saturating_mul(paging.frame_bytes);
@@ -108,7 +110,7 @@ fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
     segment.and_then(Segment::up_down).ok_or_else(|| Error::plan("neurons of no segment"))
 }
 
-/// Addresses that the table of a layer has.
+/// Number of addresses in the table of a layer.
 pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
     let segment = program.segments.get(layer.down as usize);
     let each = segment.and_then(Segment::up_down).map_or(1, Bundle::up_down_addresses);
@@ -116,10 +118,10 @@ pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
 }
 
 impl NeuronPager {
-    /// Over the disk whose table is that of [`super::table`].
+    /// Creates a pager over the disk whose table is that of [`super::table`].
     ///
     /// # Errors
-    /// Memory refused, neurons that cannot be numbered, scales that cannot be read.
+    /// Refused memory, neurons that cannot be numbered, scales that cannot be read.
     pub(super) fn new(
         (program, files): (&Program, &BundleFiles),
         paging: &plan::Paging,
@@ -171,7 +173,7 @@ impl NeuronPager {
         })
     }
 
-    /// Writes down from now on who waits. Once only.
+    /// Records waits in the timeline from now on. Called at most once.
     pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
         let _ = self.timeline.set(timeline);
     }
@@ -193,7 +195,7 @@ impl NeuronPager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the neurons that lists name, or for all of the experts of a dispatch table.
+    /// Requests the neurons in `lists`, or all neurons of the experts of a dispatch table.
     ///
     /// # Safety
     /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
@@ -225,7 +227,7 @@ impl NeuronPager {
         let mut state = self.lock();
         self.hear(&mut state);
         if state.error.is_some() {
-            // What a call before has given up is not this one's error.
+            // The error of a cancelled call is not this call's.
             while state.under_way > 0 {
                 drop(state);
                 self.disk.news(Some(NEWS));
@@ -270,7 +272,7 @@ impl NeuronPager {
         }
     }
 
-    /// Waits until the neurons of an item are there; `None` after the last one.
+    /// Waits until the neurons of an item are in memory; `None` after the last one.
     fn item(&self, layer_part: LayerPart, at: usize, thread: PoolThread) -> Result<Option<Item>> {
         let mut waits: Option<Instant> = None;
         loop {
@@ -327,12 +329,13 @@ impl NeuronPager {
         }
     }
 
-    /// Reads what is requested, as long as there are buffers.
+    /// Starts requested reads, as long as there are buffers.
     fn request(&self, state: &mut State) {
         while state.error.is_none() {
             let Some(unit) = state.next() else { return };
             let Some(buffer) = self.disk.buffers().take(1) else {
-                // Reads that were given up keep their buffers until they end. Where those are all, no event will come.
+                // Cancelled reads keep their buffers until they end. If these are all buffers, no event will
+                // come.
                 if let (0, Some(lost)) = (state.under_way, &state.lost) {
                     state.error = Some(Error::Read(Box::new(lost.clone())));
                 }
@@ -349,13 +352,13 @@ impl NeuronPager {
     }
 }
 
-/// The layer of an expert that is counted over all layers, and its index.
+/// The layer of an expert that is numbered over all layers, and its index.
 fn layer_of(layers: &[Layer], matrix: u32) -> Option<(usize, &Layer)> {
     let index = layers.partition_point(|l| l.first <= matrix).checked_sub(1)?;
     Some((index, layers.get(index)?))
 }
 
-/// Extents of all units: by layer, expert, and place in the expert.
+/// Extents of all units: by layer, expert, and position in the expert.
 pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
     let paging = on_disk(program)?;
     let bundle = bundle(program, paging)?;

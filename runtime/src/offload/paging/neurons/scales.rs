@@ -1,4 +1,4 @@
-//! Scales of up and down that lie by themselves: read when the store is opened, and resident.
+//! Scales of up and down in segments of their own: read when the store is opened, and resident.
 
 use super::bundle;
 use crate::bundle::program::Program;
@@ -10,10 +10,11 @@ use crate::platform::memory::Region;
 use moec_ir::plan::{Paging, Segment};
 use std::io::{Read as _, Seek as _, SeekFrom};
 
-/// Reads those of all layers, and enters where they are; no bytes where codes and scales lie together.
+/// Reads the scales of all layers, and enters their addresses; reads nothing if codes and scales are stored
+/// together.
 ///
 /// # Errors
-/// Memory refused, a file that cannot be read.
+/// Refused memory, a file that cannot be read.
 pub(super) fn load(
     program: &Program,
     files: &BundleFiles,
@@ -41,11 +42,11 @@ pub(super) fn load(
             let first =
                 segment.matrix_offset(expert).ok_or_else(lost)? + bundle.up_down_scales_at(0, inter) as u64;
             let place = region.base().plus(at);
-            // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes are taken; nothing else
-            // has its address yet.
+            // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes
+            // are taken; nothing else has its address yet.
             let bytes = unsafe { std::slice::from_raw_parts_mut(place.ptr(), inter * each) };
             file.seek(SeekFrom::Start(first)).and_then(|_| file.read_exact(bytes)).map_err(failed)?;
-            // A budget has no room for them twice.
+            // A budget has no room for a second copy in the page cache.
             forget(file, usize::try_from(first).unwrap_or(usize::MAX).saturating_add(bytes.len()));
             for i in 0..inter {
                 let neuron = expert as usize * inter + i;

@@ -11,10 +11,10 @@ use crate::platform::memory::Region;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Where a unit is.
+/// Location of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
-    /// On the disk.
+    /// On disk.
     Away,
     /// Requested.
     Coming,
@@ -31,9 +31,10 @@ pub(super) struct State {
     /// By unit.
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Units that are still to be read, the first one first.
+    /// Units that are still to be read, in order.
     queue: VecDeque<u32>,
-    /// The unit of each read. Not by buffer: one of a read that failed is free before that is heard.
+    /// The unit of each read. Not indexed by buffer: a buffer of a failed read is free before that event is
+    /// handled.
     pending: HashMap<Ticket, u32>,
     /// Reads that have not ended.
     pub(super) under_way: usize,
@@ -41,7 +42,7 @@ pub(super) struct State {
     pub(super) error: Option<Error>,
     /// The last read that failed.
     pub(super) lost: Option<ReadError>,
-    /// Units that were needed and in memory, and others.
+    /// Units that were needed: hits in memory, and misses.
     pub(super) hits: u64,
     pub(super) misses: u64,
     /// Experts of this layer's call whose units were counted.
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// After an error, when no read is under way: nothing is held.
+    /// Forgets all residency after an error, when no read is in flight.
     pub(super) fn forget(&mut self) {
         for slot in &mut self.slots {
             if let Slot::There(frame) = std::mem::replace(slot, Slot::Away) {
@@ -93,26 +94,26 @@ impl State {
         self.error = None;
     }
 
-    /// A layer begins.
+    /// Begins a layer.
     pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
         self.step_order.set(lie, index, layer, needs, threads);
         self.counted = 0;
     }
 
-    /// A part of the layer begins, with as many experts as fit.
+    /// Begins a part of the layer, with as many experts as fit.
     pub(super) fn begin_part(&mut self, lie: Lie, layers: &[Layer], part: u8) {
         self.step_order.begin(part);
         self.next_batch(lie, layers);
     }
 
-    /// An item is computed. After the last item of a batch of experts follows the next batch.
+    /// Records that an item was computed. The last item of a batch of experts starts the next batch.
     pub(super) fn computed(&mut self, lie: Lie, layers: &[Layer]) {
         if self.step_order.computed() {
             self.next_batch(lie, layers);
         }
     }
 
-    /// As many experts as fit, one at least.
+    /// Starts the next batch: as many experts as fit, at least one.
     fn next_batch(&mut self, lie: Lie, layers: &[Layer]) {
         self.cache.begin();
         let from = self.step_order.items();
@@ -129,7 +130,7 @@ impl State {
         self.step_order.sort(from);
     }
 
-    /// Requests from the cache what an expert needs; whether there is room for all of it.
+    /// Requests the units that an expert needs from the cache; returns whether there is room for all of them.
     fn acquire(&mut self, lie: Lie, layer: Layer, place: usize) -> bool {
         let matrix = layer.first + self.step_order.expert(place);
         let needed = self.step_order.needed(place);
@@ -177,13 +178,13 @@ impl State {
             if self.slots[unit as usize] == Slot::Coming {
                 return Some(unit);
             }
-            // It had to go before it was read.
+            // It was evicted before it was read.
             self.queue.pop_front();
         }
         None
     }
 
-    /// That unit is read into a buffer.
+    /// Records that this unit is being read into a buffer.
     pub(super) fn requested(&mut self, ticket: Ticket) {
         if let Some(unit) = self.queue.pop_front() {
             self.pending.insert(ticket, unit);
@@ -191,14 +192,14 @@ impl State {
         }
     }
 
-    /// A read has ended, well or not.
+    /// Removes a read that has ended, successfully or not.
     pub(super) fn ended(&mut self, ticket: Ticket) -> Option<u32> {
         let unit = self.pending.remove(&ticket)?;
         self.under_way -= 1;
         Some(unit)
     }
 
-    /// A unit has come: it goes to a frame, if it is still wanted.
+    /// Handles the arrival of a unit: copies it to a frame, if it is still needed.
     pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
         let Some(id) = self.ended(ticket) else { return };
         if self.slots[id as usize] != Slot::Coming {
@@ -215,8 +216,8 @@ impl State {
         let count = rows.len();
         for (i, row) in rows.enumerate() {
             let row = &row[..lie.bytes.min(row.len())];
-            // SAFETY: frame `frame` is one of those that the region was taken for and holds `each` neurons; it is free, so
-            // that no kernel reads it; the bytes are those of a buffer of the disk.
+            // SAFETY: frame `frame` is inside the region and holds `each` neurons. It is free, so no kernel
+            // reads it. The source bytes belong to a buffer of the disk.
             unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at.plus(i * lie.bytes).ptr(), row.len()) };
         }
         let expert = matrix - layer.first;

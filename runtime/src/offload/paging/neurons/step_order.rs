@@ -1,4 +1,4 @@
-//! The experts of one layer in one call: what they need, and in what order they are computed.
+//! The experts of one layer in one call: their needs and the order of computation.
 
 use super::{Layer, Lie};
 use moec_ir::bundle::BLOCK;
@@ -8,18 +8,18 @@ use std::ops::Range;
 pub(super) struct Needs<'a> {
     /// Experts in the order of the dispatch table.
     pub(super) active: &'a [i32],
-    /// Lists of the active neurons, [`moec_ir::bundle::active_list_words`]; none: all neurons.
+    /// Lists of the active neurons, [`moec_ir::bundle::active_list_words`]; `None`: all neurons.
     pub(super) lists: Option<&'a [i32]>,
 }
 
 /// A share of an expert's items of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
-    /// Place in the dispatch table.
+    /// Position in the dispatch table.
     pub(super) place: usize,
     /// Index of the share.
     pub(super) piece: usize,
-    /// Of how many.
+    /// Number of shares.
     pub(super) pieces: usize,
 }
 
@@ -30,14 +30,14 @@ pub(super) struct StepOrder {
     pub(super) layer: usize,
     /// 0: up, 1: down.
     pub(super) part: u8,
-    /// By place in the dispatch table: expert, and its units in `units`.
+    /// By position in the dispatch table: expert, and its range in `units`.
     experts: Vec<u32>,
     ranges: Vec<Range<usize>>,
-    /// Units that are needed, by their places in the expert, ascending.
+    /// Units that are needed, by position in the expert, ascending.
     units: Vec<u32>,
-    /// Place by expert; of those that are not active, anything.
+    /// Position by expert; arbitrary for inactive experts.
     places: Vec<usize>,
-    /// Units that are not there, by place and block of neurons, and by place.
+    /// Counts of missing units, by position and block of neurons, and by position.
     missing: Vec<u32>,
     missing_in_all: Vec<u32>,
     /// Blocks of neurons of an expert.
@@ -46,14 +46,14 @@ pub(super) struct StepOrder {
     by_block: bool,
     threads: usize,
     items: Vec<Item>,
-    /// Items that are computed.
+    /// Number of items that were computed.
     done: usize,
-    /// Experts whose items there are, in the order of this part.
+    /// Number of experts whose items exist, in the order of this part.
     begun: usize,
 }
 
 impl StepOrder {
-    /// With room for the experts of these layers.
+    /// Creates an order with room for the experts of these layers.
     pub(super) fn new(layers: &[Layer], units: u32) -> Self {
         let experts = layers.iter().map(|l| l.experts).max().unwrap_or(0);
         let blocks = layers.iter().map(|l| l.inter.div_ceil(BLOCK)).max().unwrap_or(0);
@@ -69,7 +69,7 @@ impl StepOrder {
         }
     }
 
-    /// The experts of a call, and what they need.
+    /// Sets the experts of a call, and their needs.
     pub(super) fn set(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
         self.blocks = layer.inter.div_ceil(BLOCK);
         (self.layer, self.by_block, self.threads) = (index, needs.lists.is_some(), threads);
@@ -106,68 +106,68 @@ impl StepOrder {
         self.missing_in_all.resize(needs.active.len(), 0);
     }
 
-    /// A part begins: no expert's items are there.
+    /// Begins a part, without any items.
     pub(super) fn begin(&mut self, part: u8) {
         (self.part, self.done, self.begun) = (part, 0, 0);
         self.items.clear();
     }
 
-    /// Experts of the call.
+    /// Number of experts of the call.
     pub(super) fn len(&self) -> usize {
         self.experts.len()
     }
 
-    /// The expert at a place.
+    /// The expert at a position.
     pub(super) fn expert(&self, place: usize) -> u32 {
         self.experts.get(place).copied().unwrap_or(0)
     }
 
-    /// Units that the expert at a place needs.
+    /// Range of the units that the expert at a position needs.
     pub(super) fn needed(&self, place: usize) -> Range<usize> {
         self.ranges.get(place).cloned().unwrap_or_default()
     }
 
-    /// The same, themselves.
+    /// The units that the expert at a position needs.
     pub(super) fn units(&self, place: usize) -> &[u32] {
         self.units.get(self.needed(place)).unwrap_or_default()
     }
 
-    /// A unit of these.
+    /// The needed unit at an index of that range.
     pub(super) fn unit(&self, at: usize) -> u32 {
         self.units[at]
     }
 
-    /// The place whose turn it is: down goes through them in reverse. `None` after the last.
+    /// The position of the next expert: down goes through them in reverse. `None` after the last.
     pub(super) fn turn(&self) -> Option<usize> {
         let place = (self.begun < self.len()).then_some(self.begun)?;
         Some(if self.part == 0 { place } else { self.len() - 1 - place })
     }
 
-    /// Nothing is missing at a place as far as is known.
+    /// Resets the counts of missing units at a position to 0.
     pub(super) fn recount(&mut self, place: usize) {
         self.missing[place * self.blocks..][..self.blocks].fill(0);
         self.missing_in_all[place] = 0;
     }
 
-    /// A unit of the expert at a place is missing.
+    /// Counts a missing unit of the expert at a position.
     pub(super) fn lacks(&mut self, lie: Lie, place: usize, unit: u32) {
         self.missing[place * self.blocks + unit as usize * lie.each / BLOCK] += 1;
         self.missing_in_all[place] += 1;
     }
 
-    /// A unit of an expert of this layer has come.
+    /// Records that a unit of an expert of this layer has arrived.
     pub(super) fn has(&mut self, lie: Lie, expert: u32, unit: u32) {
         let Some(&place) = self.places.get(expert as usize) else { return };
         if self.experts.get(place) != Some(&expert) {
             return;
         }
-        // Of an expert that has requested nothing yet nothing is counted.
+        // An expert that has requested nothing yet has no counts.
         let block = &mut self.missing[place * self.blocks + unit as usize * lie.each / BLOCK];
         *block = block.saturating_sub(1);
         self.missing_in_all[place] = self.missing_in_all[place].saturating_sub(1);
     }
 
-    /// All units of the expert whose turn it is are there or on their way: its items follow.
+    /// Adds the items of the next expert: all of its units are in memory or being read.
     pub(super) fn follow(&mut self, place: usize) {
         self.begun += 1;
         let pieces = match (self.part, self.by_block) {
@@ -178,7 +178,7 @@ impl StepOrder {
         self.items.extend((0..pieces).map(|piece| Item { place, piece, pieces }));
     }
 
-    /// Of the items from `from` on those come first whose neurons are there.
+    /// Sorts the items from `from` on: those whose neurons are in memory come first.
     pub(super) fn sort(&mut self, from: usize) {
         let mut items = std::mem::take(&mut self.items);
         items[from..].sort_unstable_by_key(|&i| (!self.is_ready(i), i.place, i.piece));
@@ -195,7 +195,7 @@ impl StepOrder {
         self.items.get(at).copied()
     }
 
-    /// Whether the neurons of an item are there.
+    /// Whether the neurons of an item are in memory.
     pub(super) fn is_ready(&self, item: Item) -> bool {
         let Item { place, piece, .. } = item;
         let missing = if self.part == 0 && self.by_block {
@@ -211,7 +211,8 @@ impl StepOrder {
         self.begun == self.len()
     }
 
-    /// An item is computed. Whether that was the last one of those that there are, and others will follow.
+    /// Records that an item was computed. Returns whether it was the last of the current items, and others
+    /// will follow.
     pub(super) fn computed(&mut self) -> bool {
         self.done += 1;
         self.done == self.items.len() && !self.is_over()

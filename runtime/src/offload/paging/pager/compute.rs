@@ -1,4 +1,4 @@
-//! Who computes waits for an expert, and lets one go that only passed through.
+//! Waits of computing threads for experts, and the release of experts that bypass the cache.
 
 use super::{Pager, ago};
 use crate::error::{Error, Result};
@@ -40,14 +40,14 @@ impl Pager {
             if step_order.computed(at, layer_part.part.index())
                 && let Err(e) = self.computed(&step_order, at, layer_part)
             {
-                // No thread is to wait for this one.
+                // No other thread may wait for this one.
                 self.view.broken.store(true, Ordering::Release);
                 return launch.fail(StepFault::Disk(e));
             }
         }
     }
 
-    /// A part of an expert is computed, by any of the threads.
+    /// Records that a thread has computed its share of a part of an expert.
     fn computed(&self, step_order: &StepOrder, at: usize, layer_part: LayerPart) -> Result<()> {
         if let Some(hooks) = self.view.hooks {
             hooks.computed(layer_part);
@@ -67,7 +67,8 @@ impl Pager {
         let start = self.disk.now();
         while !self.view.is_ready(id, part) {
             self.go_on()?;
-            // Events are handled under the lock, so that they are handled in the order in which they were sent.
+            // Events are handled under the lock, so that they are handled in the order in which they were
+            // sent.
             self.disk.news(Some(NEWS));
             self.take_news(&mut self.lock())?;
         }
@@ -82,10 +83,10 @@ impl Pager {
         Ok(())
     }
 
-    /// Whether the call goes on.
+    /// Fails if the call cannot go on.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason.
     fn go_on(&self) -> Result<()> {
         if !self.view.broken.load(Ordering::Acquire) {
             return Ok(());

@@ -1,13 +1,13 @@
-//! Experts on disk and in frames, for the computing threads.
+//! Pager of experts on disk and in frames, for the computing threads.
 //!
-//! What is read, kept and given up is decided elsewhere ([`super::decider`]); an I/O executor carries it out. The pager keeps both under a
-//! lock, tells them what steps request and what threads have computed, and enters addresses of what has come where kernels read
-//! them. Whether a part of an expert may be used is a bit that threads look at without a lock. Nothing here allocates after
-//! [`Pager::new`], apart from what errors say.
+//! The [`super::decider`] decides what is read, kept and evicted; an I/O executor carries it out. The pager
+//! keeps both under a lock, passes them the requests of steps and the parts that threads have computed, and
+//! enters the addresses of arrived experts in the kernels' tables. Whether a part of an expert may be used is
+//! a bit that threads read without a lock. Nothing here allocates after [`Pager::new`], except for errors.
 //!
 //! * `request`: requests of a layer for its experts.
-//! * `compute`: waits of computing threads for an expert, and the release of one that only passed through.
-//! * `report`: what was done.
+//! * `compute`: waits of computing threads for an expert, and the release of one that bypasses the cache.
+//! * `report`: statistics.
 
 mod compute;
 mod report;
@@ -34,9 +34,9 @@ use std::time::{Duration, Instant};
 pub use report::Report;
 pub(super) use request::DispatchRequest;
 
-/// A memory whose experts are those of this one, too.
+/// A faster memory whose experts are also in this one.
 pub(crate) trait Above: Send + Sync {
-    /// An expert has left memory.
+    /// Called when an expert has left memory.
     fn left(&self, key: Key);
 }
 
@@ -46,7 +46,7 @@ struct LayerInfo {
     first: usize,
     experts: usize,
     k: usize,
-    /// Bytes from the beginning of an expert to its down matrix.
+    /// Bytes from the start of an expert to its down matrix.
     gap: usize,
     /// Bytes of an expert.
     bytes: u64,
@@ -55,7 +55,7 @@ struct LayerInfo {
 /// Mutable state, under one lock.
 struct State {
     executor: IoExecutor,
-    /// What does not change any more.
+    /// Statistics that no longer change.
     report: Report,
 }
 
@@ -72,10 +72,10 @@ pub(crate) struct Pager {
 /// View that threads read without a lock.
 struct ReadyView {
     places: Vec<LayerInfo>,
-    /// Layer and index of every expert.
+    /// Layer and expert by number.
     keys: Vec<Key>,
     tables: Arc<Tables>,
-    /// By number of the expert: which parts may be used.
+    /// By number of the expert: bits of the parts that may be used.
     ready: Vec<AtomicU8>,
     /// Whether the call has to end.
     broken: AtomicBool,
@@ -140,7 +140,7 @@ impl Pager {
             stalled: AtomicU64::new(0),
             disk,
         };
-        // A reader that has broken down is reported to the first step, which requests them anew.
+        // A reader that has failed is reported to the first step, which requests the experts again.
         let _ = pager.lock().executor.news(&*pager.disk, News::Began, &mut &pager.view);
         Ok(pager)
     }
@@ -150,18 +150,18 @@ impl Pager {
         self.view.places.get(layer).map(|p| (p.experts, p.k))
     }
 
-    /// Has another memory told of experts that leave this one. Once only.
+    /// Sets the memory that is notified of experts that leave this one. Called at most once.
     pub(crate) fn set_above(&self, above: Arc<dyn Above>) {
         let _ = self.view.above.set(above);
     }
 
-    /// Whether memory holds an expert, and keeps it.
+    /// Whether memory holds an expert, and the cache keeps it.
     pub(crate) fn holds(&self, key: Key) -> bool {
         let id = self.view.id(key);
         self.view.is_ready(id, 0) && self.view.is_ready(id, 1) && self.lock().executor.decider.keeps(key)
     }
 
-    /// Writes down from now on what is read and waited for. Once only.
+    /// Records reads and waits in the timeline from now on. Called at most once.
     pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
         let _ = self.view.timeline.set(timeline);
     }
@@ -187,7 +187,7 @@ impl ReadyView {
         (self.keys[id].layer.into(), self.keys[id].expert.into())
     }
 
-    /// An expert leaves memory.
+    /// Records that an expert leaves memory.
     fn leaves(&self, key: Key) {
         self.ready[self.id(key)].store(0, Ordering::Relaxed);
         if let Some(above) = self.above.get() {
@@ -220,7 +220,7 @@ impl Watch for &ReadyView {
                     LayerPart { layer: key.layer.into(), part: ExpertPart::ALL[usize::from(part)] };
                 let skipped = if part > first { gap } else { 0 };
                 self.tables.set(layer_part, key.expert.into(), base.plus(skipped));
-                // Release: who sees the bit sees the address and the bytes.
+                // Release: a thread that sees the bit also sees the address and the bytes.
                 self.ready[self.id(key)].fetch_or(1 << part, Ordering::Release);
             }
             Decision::Evict { key, .. } => self.leaves(key),
@@ -243,7 +243,7 @@ impl Watch for &ReadyView {
     }
 }
 
-/// The moment so long ago, for the timeline, which is in the machine's own time.
+/// The moment that lies this time in the past, for the timeline, which uses the machine's clock.
 fn ago(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_sub(time).unwrap_or(now)

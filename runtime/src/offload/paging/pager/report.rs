@@ -6,14 +6,14 @@ use crate::offload::paging::decider::Counts;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What the store did since it was opened.
+/// Statistics since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Experts that were requested and in memory, or on their way.
+    /// Experts that were requested and in memory, or being read.
     pub hits: u64,
     /// Experts that were requested and had to be read.
     pub misses: u64,
-    /// Of those that were there: read ahead, and requested as predicted.
+    /// Of the hits: experts that were read ahead, and requested as predicted.
     pub predicted: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
@@ -31,18 +31,19 @@ pub struct Report {
     pub block_bytes: u32,
     /// Bytes that the run may take.
     pub budget: u64,
-    /// Neurons of a frame, where these are read one by one: hits and misses then count frames. 0: whole experts.
+    /// Neurons of a frame, if neurons are read one by one: hits and misses then count frames. 0: whole
+    /// experts.
     pub neurons: u32,
     /// Frames of the cache.
     pub frames: u32,
-    /// Bytes of all frames, those for experts that pass through included.
+    /// Bytes of all frames, including those for experts that bypass the cache.
     pub frame_bytes: u64,
     /// Experts that are pinned.
     pub pinned: u32,
-    /// Bytes of their frames.
+    /// Bytes of the pinned experts' frames.
     pub pinned_bytes: u64,
-    /// Experts that the cache began with and that were in memory before they were requested: pinned ones, and those that
-    /// recorded routing used most.
+    /// Experts that the cache began with and that were in memory before they were requested: pinned ones, and
+    /// those that recorded routing used most.
     pub preloaded: u64,
 }
 
@@ -51,7 +52,7 @@ impl Pager {
     pub(crate) fn report(&self) -> Report {
         let mut report = {
             let mut state = self.lock();
-            // A reader that has broken down is reported to the next step.
+            // A reader that has failed is reported to the next step.
             let _ = self.take_news(&mut state);
             let Counts { hits, misses, predicted, ahead, streamed, preloaded } =
                 state.executor.decider.counts();

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What a step requests.
+/// Request of a step.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::offload::paging) struct DispatchRequest<'a> {
     pub(in crate::offload::paging) layer: usize,
@@ -19,16 +19,16 @@ pub(in crate::offload::paging) struct DispatchRequest<'a> {
     pub(in crate::offload::paging) rows: usize,
     /// Experts per token of the call.
     pub(in crate::offload::paging) k: usize,
-    /// Layers whose scores there are, its own first.
+    /// Number of layers with scores, its own first.
     pub(in crate::offload::paging) scores: usize,
     pub(in crate::offload::paging) threads: usize,
 }
 
 impl Pager {
-    /// A layer requests its experts: what is missing is read, in the order in which it will be computed.
+    /// Requests the experts of a layer: missing ones are read, in the order in which they will be computed.
     ///
     /// # Errors
-    /// Experts that are not there; a reader that has broken down.
+    /// Experts that do not exist; a reader that has failed.
     pub(in crate::offload::paging) fn request_experts<'s>(
         &self,
         request: DispatchRequest<'_>,
@@ -43,7 +43,7 @@ impl Pager {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.take_news(state)?;
-        // An error of a call that was given up is not this one's.
+        // The error of a cancelled call is not this call's.
         self.view.broken.store(false, Ordering::Relaxed);
         let first = |i: usize| score(i, 0);
         let request = decider::ExpertRequest {

@@ -1,4 +1,5 @@
-//! Invariants of a dispatcher, whatever is chosen: frames hold one expert each, and an expert that the GPU computes is in one.
+//! Tests of a dispatcher's invariants: each frame holds one expert, and an expert that the GPU computes is in
+//! a frame.
 
 use super::*;
 use crate::offload::cache::{CacheError, CachedLayer, ExpertIndex, Key};
@@ -11,7 +12,7 @@ const LAYERS: usize = 6;
 const EXPERTS: usize = 16;
 const K: usize = 4;
 
-/// `frames` frames over so many layers, each of which begins with some.
+/// Settings with `frames` frames over these layers, each of which has some initial experts.
 fn setup(shape: [usize; 3], keeps: &str, divides: [Solver; 2], frames: usize) -> Setup {
     let [layers, experts, k] = shape;
     let key = |i: usize| Key { layer: (i % layers) as u16, expert: (i / layers) as u16 };
@@ -39,7 +40,7 @@ fn logits(random: &mut SplitMix64, experts: usize) -> Vec<f32> {
     (0..experts).map(|_| random.unit() as f32 * 4.0).collect()
 }
 
-/// Follows what is brought: the expert in each frame.
+/// Tracks transfers: the expert in each frame.
 struct Replica(BTreeMap<u32, Key>);
 
 impl Replica {
@@ -74,7 +75,7 @@ fn frames_hold_one_expert_each_and_the_gpu_computes_whom_they_hold() {
         let mut random = SplitMix64(5);
         for step in 0..400 {
             let prompt = step % 50 == 0;
-            // Some experts are not in the host's memory, and now and then one leaves it.
+            // Some experts are not in the host's memory, and occasionally one leaves it.
             let there = |key: Key| (usize::from(key.expert) + step) % 7 != 0;
             for layer in 0..LAYERS {
                 let gone = Key { layer: layer as u16, expert: (step % EXPERTS) as u16 };
@@ -113,7 +114,7 @@ fn frames_hold_one_expert_each_and_the_gpu_computes_whom_they_hold() {
     }
 }
 
-/// A correctly predicted expert is there when it is requested, and layers are done sooner.
+/// A correctly predicted expert is on the GPU when it is requested, and layers take less time.
 #[test]
 fn correctly_predicted_experts_are_resident() {
     let mut spans = Vec::new();

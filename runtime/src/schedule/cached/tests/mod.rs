@@ -10,7 +10,7 @@ use crate::schedule::timelines::*;
 use crate::schedule::{Costs, ExpertUnit, Order, SOLVERS, ScheduleError, Solver, Table, UnitCosts};
 use crate::serving::sampler::SplitMix64;
 
-/// Times of straight lines: the GPU's hardly rise, the CPU's do (Figure 3f).
+/// Linear times: the GPU's hardly rise with tokens, the CPU's do (Figure 3f).
 fn costs(gpu: [f64; 2], cpu: [f64; 2], first: f64, transfer: f64) -> Costs {
     let line = |[one, more]: [f64; 2], first_us| UnitCosts {
         table: Table::new(vec![(1, one), (2, one + more)]).expect("a table"),
@@ -19,7 +19,7 @@ fn costs(gpu: [f64; 2], cpu: [f64; 2], first: f64, transfer: f64) -> Costs {
     Costs { first_bring_us: first, ..Costs::of_two(line(gpu, first), line(cpu, first), transfer) }
 }
 
-/// Those of timelines, by name.
+/// Solvers on timelines, by name.
 fn solvers() -> impl Iterator<Item = (&'static str, Solver)> {
     SOLVERS.iter().filter(|s| s.1.has_timelines()).map(|s| (s.0, s.1))
 }
@@ -28,12 +28,13 @@ fn scheduler(costs: &Costs) -> TimelineScheduler {
     TimelineScheduler::new(costs.clone()).expect("costs")
 }
 
-/// A machine as the paper has it and a layer of it: up to `most` experts, few or many tokens, some of them held.
+/// A machine as in the paper and a layer of it: up to `most` experts with few or many tokens, some of them on
+/// the GPU.
 fn random_layer(random: &mut SplitMix64, most: usize) -> (Costs, Vec<Task>) {
     layer_of(random, most, 0.2)
 }
 
-/// The same of a machine whose GPU takes up to `rise` µs longer with each token, beside which the CPU may be faster.
+/// The same for a machine whose GPU takes up to `rise` µs more per token, so that the CPU may be faster.
 fn layer_of(random: &mut SplitMix64, most: usize, rise: f64) -> (Costs, Vec<Task>) {
     let mut between = |from: f64, to: f64| from + (to - from) * random.unit();
     let transfer = between(20.0, 400.0);
@@ -52,7 +53,8 @@ fn layer_of(random: &mut SplitMix64, most: usize, rise: f64) -> (Costs, Vec<Task
     (costs, tasks)
 }
 
-/// The least makespan of all allocations, by trying them: transfers in all orders are not tried, as they take equally long.
+/// The least makespan of all allocations, by trying them. Orders of transfers are not tried, as all transfers
+/// take equally long.
 fn least(costs: &Costs, tasks: &[Task]) -> f64 {
     let mut order: Vec<&Task> = tasks.iter().collect();
     let key = |t: &Task| t.held.unwrap_or(f64::INFINITY);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Makespans over the least one, of random layers: mean and largest.
+/// Makespans of random layers, divided by the least ones: mean and maximum.
 fn over(policy: Solver, layers: usize, most: usize, rise: f64) -> (f64, f64) {
     let mut random = SplitMix64(3);
     let (mut sum, mut worst) = (0.0, 0.0_f64);
@@ -33,8 +33,8 @@ fn for_few_experts_the_cut_is_the_best() {
     }
 }
 
-/// In one reading it is within 3 % on machines as the paper's, and far off on others. In the other, who is free takes a task even
-/// if another would be done with it sooner.
+/// In one reading it is within 3 % on machines like the paper's, and far off on others. In the other, a free
+/// unit takes a task even if another unit would finish it sooner.
 #[test]
 fn the_papers_simulation_hangs_on_how_it_is_read() {
     let of = |order, rise| over(Solver::Paper(order), 1000, 8, rise);

@@ -24,7 +24,7 @@ fn the_layer_that_gains_more_goes_first() {
     let near = outlook(40.0, &[(0, 1, 1.0, false), (1, 1, 1.0, true)]);
     let far = outlook(90.0, &[(5, 8, 1.0, false), (6, 8, 1.0, false)]);
     let found = planned(&[near.clone(), far.clone()], 0.0);
-    // Either of the far ones saves a transfer.
+    // Either of the experts of the far layer saves a transfer.
     assert_eq!(found[0], Prefetch { ahead: 2, expert: 5, gain: 30.0, there: 30.0 });
     assert_eq!(who(&found[1..]), [(2, 6)]);
     // An expert that no token can choose gains nothing.
@@ -44,7 +44,7 @@ fn a_busy_link_and_far_layers_are_left_alone() {
     assert_eq!(who(&planned(&layers[1..], 0.0)), [(DEPTH, 0)]);
 }
 
-/// Every prefetch that is planned gains what it says, and the layers without it are no shorter.
+/// Every planned prefetch has the gain that it states, and without it the layers take no less time.
 #[test]
 fn what_is_planned_shortens_layers() {
     let mut random = SplitMix64(9);

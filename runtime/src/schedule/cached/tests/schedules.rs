@@ -1,4 +1,4 @@
-//! Timelines that can be.
+//! Tests that timelines are feasible.
 
 use super::*;
 
@@ -36,7 +36,8 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
             let last = ends[0].max(ends[1]);
             assert!((made.makespan - last).abs() < 1e-9, "{name}");
             assert_eq!(made.done.link.to_bits(), link.to_bits());
-            // What is computed without the timelines is the same, but for what the search finds.
+            // The makespan that is computed without timelines is the same, except for improvements of the
+            // search.
             let short = scheduler(&costs).makespan(policy, &tasks, free);
             let searched = policy == Solver::Best && short > made.makespan;
             assert!(searched || (short - made.makespan).abs() < 1e-6, "{name}: {short} {}", made.makespan);
@@ -45,8 +46,9 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
     }
 }
 
-/// Figure 5 of the paper: GPU 1 each, the CPU as many as tokens, transfers 3. Loads are not printed; with these the
-/// CPU computes the cached E while the GPU gets the uncached C.
+/// Figure 5 of the paper: an expert takes 1 on the GPU, its number of tokens on the CPU, and 3 to transfer.
+/// The paper does not print the loads; with these the CPU computes the cached E while the GPU gets the
+/// uncached C.
 #[test]
 fn the_example_of_the_paper() {
     let costs = costs([1.0, 0.0], [1.0, 1.0], 0.0, 3.0);

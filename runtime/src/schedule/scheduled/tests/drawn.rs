@@ -1,5 +1,6 @@
-//! Costs and loads as the paper describes them, and all policies over steps whose loads drift: of the tests beside, and of
-//! `sim/examples/schedule_rate.rs`, which measures. What it takes of this crate is named by the module above, as each calls it.
+//! Costs and loads as the paper describes them, and all policies over steps with drifting loads. Both the
+//! tests of this folder and `sim/examples/schedule_rate.rs`, a benchmark, include this file. So items of this
+//! crate are imported by the parent module, under the names that it uses.
 
 use super::{Costs, ExpertScheduler, NearCosts, Setup, System, Table, Window};
 use moec_sim::draw_experts;
@@ -19,7 +20,7 @@ pub(super) const MODELS: [Model; 3] = [
     Model { name: "GLM-4.5-Air", experts: 128, k: 8, width: 4096, inner: 1408 },
 ];
 
-/// Numbers that are the same each time (SplitMix64).
+/// Reproducible random numbers (SplitMix64).
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -39,13 +40,14 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Standard normal.
+    /// A standard normal number.
     pub(super) fn normal(&mut self) -> f64 {
         (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 }
 
-/// Costs of Table 1 for a model: rooflines, with half of the peak for the CPU's tiles and for the GPU.
+/// Costs for a model on the hardware of Table 1: rooflines, with half of the peak for the CPU's tiles and for
+/// the GPU.
 pub(super) fn costs(model: &Model) -> Costs {
     let weights = 3 * model.width * model.inner;
     let bytes = 2 * weights;
@@ -70,7 +72,8 @@ pub(super) fn costs(model: &Model) -> Costs {
     }
 }
 
-/// Shares of tokens with the skew of Figure 3: 5 % hot experts have 22 %, 25 % warm ones 70 %, the others 8 %.
+/// Shares of tokens with the skew of Figure 3: 5 % hot experts have 22 %, 25 % warm ones 70 %, the others 8
+/// %.
 pub(super) fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
     let (hot, warm) = (experts.div_ceil(20), experts.div_ceil(4));
     let cold = experts.saturating_sub(hot + warm).max(1);
@@ -88,17 +91,17 @@ pub(super) fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
     shares
 }
 
-/// Loads of a step: each token draws its experts by their shares, none twice.
+/// Loads of a step: each token samples distinct experts by their shares.
 pub(super) fn loads(random: &mut Random, shares: &[f64], k: usize, batch: usize) -> Vec<u32> {
     let mut loads = vec![0; shares.len()];
     draw_experts(&mut || random.unit(), shares, k, batch, &mut loads);
     loads
 }
 
-/// Layers, of which each has loads of its own.
+/// Number of layers, each with loads of its own.
 pub(super) const LAYERS: usize = 4;
 
-/// A layer's shares wander: their logarithms keep 0.9 of what they are off, from step to step.
+/// Drifting shares of a layer: from step to step, their logarithms keep 0.9 of their deviation.
 pub(super) struct Drift {
     random: Random,
     base: Vec<Vec<f64>>,

@@ -1,4 +1,4 @@
-//! The equations, with numbers worked out by hand.
+//! Tests of the equations, with numbers computed by hand.
 
 use super::drawn::{MODELS, costs};
 use crate::schedule::scheduled::*;
@@ -29,7 +29,7 @@ fn tables_are_lines_between_points() {
         near(t.at(tokens), us);
     }
     near(table(&[(4, 7.0)]).at(1e6), 7.0);
-    // A falling line ends at nothing.
+    // A falling line ends at 0.
     near(table(&[(1, 10.0), (2, 4.0)]).at(9.0), 0.0);
     let wall = table(&[(1, 5.0), (2, f64::INFINITY), (3, f64::INFINITY)]);
     near(wall.at(1.0), 5.0);
@@ -58,10 +58,10 @@ fn costs_of_deepseek_v2_are_those_of_the_table() {
     near(c.t_cpu(1.0, Layout::Striped), 153.6);
     // 512 tokens, 47 185 920 operations each, at half of 90.1 TFLOPS.
     near(c.t_cpu(512.0, Layout::Striped), 512.0 * 47_185_920.0 / 45.05e6);
-    // One token is bound by the memory, two by the multipliers: 184.32 µs a token.
+    // One token is bound by the memory, two by the arithmetic: 184.32 µs a token.
     near(c.t_near(1.0), 307.2);
     near(c.t_near(2.0), 368.64);
-    // Each of 16 memories gives a 16th at 38.4 GB/s.
+    // Each of 16 memories reads a 16th at 38.4 GB/s.
     near(c.contention(Layout::Striped, 16), 76.8);
     near(c.contention(Layout::Local(0), 16), 1228.8);
 }

@@ -1,4 +1,4 @@
-//! Migration and the systems that are compared with, in cases small enough to follow.
+//! Tests of migration and of the compared systems, in small cases.
 
 use super::drawn::{Drift, MODELS, costs, setup};
 use crate::schedule::scheduled::*;
@@ -11,12 +11,12 @@ fn place(layout: Layout, cached: bool) -> Place {
     Place { layout, cached }
 }
 
-/// One layer on two memories, where experts are and which loads they are used to.
+/// One layer on two memories, with a placement and the usual loads.
 fn scheduler(system: System, places: &[Place], loads: &[f64], frames: usize) -> ExpertScheduler {
     with_costs(costs(&MODELS[0]), system, places, loads, frames)
 }
 
-/// Of which the host reads one memory for nothing.
+/// Costs in which the host reads a memory in no time.
 fn free() -> Costs {
     let mut costs = costs(&MODELS[0]);
     costs.localized_us = 0.0;
@@ -58,14 +58,14 @@ fn a_hot_expert_takes_the_frame_of_the_coldest() {
     assert_eq!(actions(&mut s, WIDE), [], "what is where it should be stays");
     let cached: Vec<bool> = s.placement(0).expect("a layer").places().iter().map(|p| p.cached).collect();
     assert_eq!(cached, [true, true, false, false]);
-    // Who does not migrate does not.
+    // A system without migration makes no moves.
     let mut s = with_costs(free(), NEVER, &places, &[300.0, 400.0, 100.0, 99.0], 2);
     assert_eq!(actions(&mut s, WIDE), []);
 }
 
 #[test]
 fn experts_become_what_their_class_requests() {
-    // Many that are warm, one of them localized; some that are cold, one of them striped.
+    // Many warm experts, one of them localized; some cold ones, one of them striped.
     let mut places = vec![place(Layout::Striped, false); 6];
     places[2] = place(Layout::Local(0), false);
     places.extend([place(Layout::Local(0), false), place(Layout::Striped, false)]);

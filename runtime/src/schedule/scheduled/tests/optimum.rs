@@ -34,7 +34,7 @@ fn the_search_is_within_three_percent_of_the_least_makespan() {
         assert!(ratio(full.makespan()) <= 1.03, "seed {seed}: {} of the optimum", ratio(full.makespan()));
     }
     println!("search: {off} of {CASES} off, worst {worst:.4}; paper: {stalled} off, worst {worst_paper:.4}");
-    // The refinement of the paper does stall, or the search has nothing to show.
+    // The paper's refinement does stall; otherwise the search would show no gain.
     assert!(stalled > CASES / 40 && worst_paper > 1.3);
 }
 
@@ -42,7 +42,7 @@ fn the_search_is_within_three_percent_of_the_least_makespan() {
 #[test]
 fn the_search_leaves_a_plateau_where_the_refinement_of_the_paper_stalls() {
     let mut costs = costs(&MODELS[0]);
-    // The host reads a memory for nothing.
+    // The host reads a memory in no time.
     costs.localized_us = 0.0;
     let places: Vec<Place> =
         (0..6u16).map(|e| Place { layout: Layout::Local(e % 2), cached: false }).collect();

@@ -1,4 +1,4 @@
-//! Systems over steps whose loads drift.
+//! Tests of systems over steps with drifting loads.
 
 use super::drawn::{MODELS, run};
 use super::systems::SYSTEMS;

@@ -1,4 +1,4 @@
-//! Invariants of every schedule.
+//! Tests of the invariants of every schedule.
 
 use super::drawn::Random;
 use super::systems::{GPU_ALONE, SYSTEMS};
@@ -12,7 +12,7 @@ use crate::schedule::sums::search::Search;
 use crate::schedule::*;
 use proptest::prelude::*;
 
-/// Times, and now and then ones that are as odd as can be.
+/// Times, occasionally extreme ones.
 fn time() -> impl Strategy<Value = f64> {
     prop_oneof![8 => 0.0..2000.0, 1 => Just(0.0), 1 => Just(f64::INFINITY), 1 => 1e9..1e300]
 }
@@ -76,7 +76,7 @@ fn a_case(costs: &Costs, memories: usize, seed: u64) -> Assignment {
     assignment(&Prices::new(costs.clone(), ALL, memories), &places, &loads, memories)
 }
 
-/// Equations 1 to 7 of a schedule, from the costs and nothing else.
+/// Equations 1 to 7 of a schedule, computed from the costs alone.
 fn again(setup: &Setup, placement: &Placement, loads: &[u32], units: &[Option<ScheduledUnit>]) -> f64 {
     let c = &setup.costs;
     let (mut calc, mut transfer) = (0.0, 0.0);
@@ -115,7 +115,7 @@ fn again(setup: &Setup, placement: &Placement, loads: &[u32], units: &[Option<Sc
     memories.into_iter().fold(f64::max(gpu, cpu), f64::max)
 }
 
-/// A placement after moves.
+/// Placements after moves.
 fn moved(placement: &Placement, moves: &[Move]) -> Vec<Place> {
     let mut places = placement.places().to_vec();
     for m in moves {
@@ -141,7 +141,7 @@ fn moved(placement: &Placement, moves: &[Move]) -> Vec<Place> {
     places
 }
 
-/// Adds to PCIe and to each link what moves take of it.
+/// Adds the times of moves to PCIe and to each link.
 fn charge(setup: &Setup, before: &Placement, moves: &[Move], pcie: &mut f64, links: &mut [f64]) {
     let link = setup.costs.near.as_ref().map_or(0.0, |n| n.link_us);
     let mut layouts: Vec<Layout> = before.places().iter().map(|p| p.layout).collect();
@@ -209,7 +209,7 @@ proptest! {
         setup in any_setup(),
         steps in proptest::collection::vec(proptest::collection::vec(prop_oneof![3 => 0u32..100, 1 => Just(0)], 14), 1..6),
     ) {
-        // Klotski and MoNDE cannot do without a GPU, and say so.
+        // Klotski and MoNDE require a GPU, and report an error without one.
         let Ok(mut scheduler) = ExpertScheduler::new(setup.clone()) else {
             prop_assert!(setup.costs.gpu.is_none());
             return Ok(());
@@ -233,7 +233,7 @@ proptest! {
                 prop_assert!(*unit != Some(ScheduledUnit::Gpu) || setup.costs.gpu.is_some());
             }
             let makespan = again(&setup, &before, loads, &s.units);
-            // Times past what is as good as infinite are cut there.
+            // Times beyond the largest finite one are clamped there.
             if makespan < 4e6 {
                 prop_assert!((makespan - s.makespan_us).abs() <= 1e-5 * (1.0 + makespan), "{makespan} {}", s.makespan_us);
             }

@@ -1,4 +1,4 @@
-//! Systems that use a part of the units, layouts and predictions each.
+//! Systems that use subsets of the units, layouts and predictions.
 
 use crate::schedule::policy::{Keeps, Prediction, Solver, System, Units, trimoe};
 use crate::schedule::scheduled::ExpertUnit;
@@ -25,7 +25,7 @@ const HOTTEST_NEAR: System = System::of_sums(
     "",
 );
 
-/// These, and the parts of TriMoE, each with more than the one before: at last all of it.
+/// The systems above, then the parts of TriMoE added one by one, up to all of it.
 pub(super) const SYSTEMS: [System; 9] = [
     GPU_ALONE,
     HOTTEST_CPU,

@@ -1,4 +1,4 @@
-//! Small cases, and where experts begin.
+//! Small cases, and initial placements.
 
 use super::drawn::{MODELS, Random, costs, loads, popularity};
 use crate::schedule::policy::Units;
@@ -8,7 +8,7 @@ use crate::schedule::sums::prices::Prices;
 
 pub(super) const ALL: Units = Units::ALL;
 
-/// Every expert with tokens where it costs least.
+/// Assigns every expert with tokens to the unit where it costs least.
 pub(super) fn assignment(prices: &Prices, places: &[Place], loads: &[u32], memories: usize) -> Assignment {
     let mut a = Assignment::default();
     a.clear(memories);

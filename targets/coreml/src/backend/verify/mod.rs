@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-/// Largest relative error that passes: f16 on networks of this depth stays below a thousandth, and overflow or a wrong
-/// weight is far above.
+/// Largest relative error that passes: f16 on networks of this depth stays below a thousandth, and overflow
+/// or a wrong weight is far above.
 const BOUND: f64 = 5e-3;
 
 type Failed = Box<dyn std::error::Error>;
@@ -64,12 +64,12 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         plan.segments.iter().find(|s| s.name == *name).map(|s| s.format)
     };
     let bound = |matrices: &[WeightId]| {
-        // Packages hold codes where the unit takes them, and then the checkpoint is what differs.
+        // If the unit takes codes, packages hold them, and they differ from the checkpoint.
         let coded = |id: &WeightId| found::code_bits(unit, module.weight(*id)).is_some();
         let formats = matrices.iter().filter(|id| coded(id) != rounded);
         let formats =
             formats.filter_map(|id| if rounded { format(*id) } else { Some(module.weight(*id).format) });
-        // What several matrices round adds up as independent errors do.
+        // Rounding errors of several matrices add up as independent errors.
         BOUND.max(formats.map(|f: Format| f.distance().powi(2)).sum::<f64>().sqrt())
     };
     let mut reports = Vec::new();
@@ -123,8 +123,8 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
     Ok(reports)
 }
 
-/// Reads every package that the plan calls and checks that the unit can run it; executes nothing. Gives the number of
-/// functions.
+/// Reads every package that the plan calls and checks that the unit can run it; executes nothing. Gives the
+/// number of functions.
 ///
 /// # Errors
 /// A package that is missing, malformed or refused, or without a function that the plan calls.

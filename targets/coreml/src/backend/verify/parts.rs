@@ -1,8 +1,9 @@
 //! Functions of attention, dense networks and the head, against the Graph's own nodes.
 //!
-//! An attention reads a sequence in several calls, so that its state is read and written: a prompt with padding after
-//! it, a chunk that follows, a single row, and rows at the end of the context, where windows have moved on. The function
-//! of a decode entry point continues what that of the prompt has stored.
+//! An attention reads a sequence in several calls, so that its state is read and written: a prompt with
+//! padding after it, the next chunk, a single row, and rows at the end of the context, where windows have
+//! moved on. The function of a decode entry point continues from the state that the prompt's function has
+//! stored.
 
 use super::{Failed, Opened, WeylNumbers};
 use crate::emit::Limits;
@@ -18,12 +19,13 @@ use std::rc::Rc;
 
 type Result<T> = std::result::Result<T, Failed>;
 
-/// Multiply-adds that the evaluator may spend on a call; it has a few million of them per second for each row.
+/// Multiply-adds that the evaluator may spend on a call; it has a few million of them per second for each
+/// row.
 const WORK: usize = 1 << 31;
 /// Rows that a call has in any case.
 const LEAST_ROWS: usize = 4;
 
-/// A part, with what its evaluation needs.
+/// A part, with the data for its evaluation.
 pub(super) struct Trial<'a> {
     module: &'a Module,
     part: &'a CoreMlSubgraph,
@@ -32,7 +34,7 @@ pub(super) struct Trial<'a> {
     /// The node that gives the angles.
     angles: Option<&'a Node>,
     weights: HashMap<WeightId, Rc<Tensor>>,
-    /// Positions of the state, those that only fill it up included.
+    /// Positions of the state, padding included.
     context: Option<usize>,
     /// Most rows of a call.
     most: usize,

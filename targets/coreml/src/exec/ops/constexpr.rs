@@ -43,7 +43,8 @@ pub(in super::super) fn blockwise(call: &Call<'_>) -> Results {
     dequantised(data, &scale, &scales, &offsets)
 }
 
-/// `constexpr_affine_dequantize`: `quantized_data`, with `scale` and `zero_point` per place of `axis`, or one.
+/// `constexpr_affine_dequantize`: `quantized_data`, with `scale` and `zero_point` per place of `axis`, or
+/// one.
 pub(in super::super) fn affine(call: &Call<'_>) -> Results {
     let (data, scale) = (call.numbers("quantized_data")?, call.floats("scale")?);
     let zero = call.numbers("zero_point")?;
@@ -58,7 +59,8 @@ pub(in super::super) fn affine(call: &Call<'_>) -> Results {
     dequantised(data, &scale, &scales, &offsets)
 }
 
-/// `constexpr_lut_to_dense`: every index stands for a vector of the table of its block, laid along `vector_axis`.
+/// `constexpr_lut_to_dense`: every index selects a vector of the table of its block, placed along
+/// `vector_axis`.
 ///
 /// `lut` is `[blocks…, entries, vector]`, with as many block dimensions as `indices` has.
 pub(in super::super) fn lut(call: &Call<'_>) -> Results {

@@ -7,7 +7,7 @@ use super::super::table::{Results, one};
 use super::super::tensor::{Tensor, View, room};
 use super::elementwise::common;
 
-/// The bias of `m` rows: zeros where there is none.
+/// The bias of `m` rows: zeros without a bias.
 fn bias(call: &Call<'_>, m: usize) -> Result<Vec<f32>, Fault> {
     if call.optional("bias")?.is_none() {
         return Ok(vec![0.0; m]);

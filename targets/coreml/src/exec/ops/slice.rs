@@ -11,8 +11,8 @@ struct SlicedView {
     squeezed: Vec<usize>,
 }
 
-/// Elements that `begin`, `end`, `stride` and the masks choose, as in Python: negative indices count from the end, and
-/// what lies outside is cut off.
+/// Elements that `begin`, `end`, `stride` and the masks choose, as in Python: negative indices count from the
+/// end, and indices outside are clamped.
 fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<SlicedView, Fault> {
     let rank = shape.len();
     let list = |parameter| match call.integers(parameter)? {

@@ -237,7 +237,7 @@ impl Warp {
     }
 }
 
-/// Bytes lie within so many.
+/// Checks that bytes are inside a range of this many.
 fn within(address: u64, bytes: u64, all: usize, what: &str, lane: usize) -> Result<(), Stop> {
     if address.checked_add(bytes).is_some_and(|end| end <= all as u64) {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Order of events: vector clocks of warps and lanes that meet at barriers.
 
-/// For each of some parties, how far it knows the others to be. An event of `j` at its clock `c` came before all that `i` does
-/// from now on where `i` knows of a clock of `j` above `c`.
+/// For each of some parties, its knowledge of the others' clocks. An event of `j` at its clock `c` came
+/// before everything that `i` does from now on if `i` knows of a clock of `j` above `c`.
 pub(super) struct Clocks {
     parties: usize,
     seen: Vec<u32>,

@@ -5,7 +5,7 @@
 pub enum Kind {
     /// An access outside of every buffer, or of a block's or a thread's memory.
     OutOfBounds,
-    /// An address that is no multiple of what is read or written.
+    /// An address that is not a multiple of the size of the access.
     Misaligned,
     /// A store to what is read only.
     ReadOnly,
@@ -75,7 +75,7 @@ pub enum LaunchError {
     Execution(Box<ExecutionError>),
 }
 
-/// Error that stopped a warp: its kind, its lane and words. The place is added by who runs it.
+/// Error that stopped a warp: its kind, its lane and words. The caller that runs it adds the place.
 #[derive(Debug)]
 pub(super) struct Stop {
     pub(super) kind: Kind,

@@ -1,4 +1,4 @@
-//! Starting a kernel: its parameters, its blocks, and who executes them.
+//! Starting a kernel: its parameters, its blocks, and their execution.
 
 use super::block::Block;
 use super::error::{ExecutionError, LaunchError};
@@ -57,7 +57,7 @@ impl Program {
     /// Decodes a kernel of a module.
     ///
     /// # Errors
-    /// There is no such kernel, or it is not as [`crate::verify`] wants it.
+    /// The kernel does not exist, or [`crate::verify`] does not accept it.
     pub fn new(module: &Module, name: &str) -> Result<Self, Fault> {
         let Some(function) = module.function(name).filter(|function| function.entry) else {
             let names: Vec<_> = module.functions().filter(|f| f.entry).map(|f| f.name.clone()).collect();
@@ -86,7 +86,7 @@ impl Program {
     /// Executes every block.
     ///
     /// # Errors
-    /// What does not fit the kernel, or what stopped it: the first of its blocks that stopped.
+    /// An error if the launch does not fit the kernel, or the error of the first of its blocks that stopped.
     pub fn launch(
         &self,
         memory: &Memory,

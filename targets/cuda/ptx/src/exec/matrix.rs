@@ -1,7 +1,9 @@
-//! Products of small matrices by a warp (PTX ISA, section 9.7.14.5): which lane holds which element, and in what order they are summed.
+//! Products of small matrices by a warp (PTX ISA, section 9.7.14.5): which lane holds which element, and in
+//! what order they are summed.
 //!
-//! Products of floating point are summed by f32 multiply-adds, each rounded to the nearest, along the columns of `a` in order. The ISA
-//! leaves order and width open, and tensor cores sum several products at once with fewer roundings: results differ in the last bits.
+//! Products of floating point are summed by f32 multiply-adds, each rounded to the nearest, along the columns
+//! of `a` in order. The ISA leaves order and width open, and tensor cores sum several products at once with
+//! fewer roundings: results differ in the last bits.
 
 use crate::code::{Element, Matrix};
 use crate::lanes::{Lanes, WARP, mask, signed};
@@ -19,14 +21,15 @@ fn element(register: u64, i: u32, of: Element) -> f64 {
         Element::Bf16 => BF16.value(part),
         Element::E4m3 => E4M3.value(part),
         Element::E5m2 => E5M2.value(part),
-        // What lies below ten bits of the significand is not read.
+        // Bits below the first ten of the significand are not read.
         Element::Tf32 => f64::from(f32::from_bits(part as u32 & !0x1fff)),
         Element::S8 => signed(part, 8) as f64,
         Element::U8 => part as f64,
     }
 }
 
-/// `a * b + c`, in the registers of every lane: four of `d`. Registers are those of `a`, `b` and `c`, in order.
+/// `a * b + c`, in the registers of every lane: four of `d`. Registers are those of `a`, `b` and `c`, in
+/// order.
 pub(super) fn product<'r>(matrix: Matrix, register: &dyn Fn(usize) -> &'r Lanes) -> [Lanes; 4] {
     let depth = matrix.depth as usize;
     let (of_a, of_b) = (matrix.a.per_register() as usize, matrix.b.per_register() as usize);

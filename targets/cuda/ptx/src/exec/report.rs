@@ -29,8 +29,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Bytes requested by bytes moved: 1 where neighbours read neighbours, 1/8 where every f32 lies in a sector of its own,
-    /// above 1 where threads share what they read. 1 without traffic.
+    /// Bytes requested by bytes moved: 1 if neighbours read neighbours, 1/8 if every f32 is in a sector of
+    /// its own, above 1 if threads read the same data. 1 without traffic.
     pub fn coalescing(&self) -> f64 {
         if self.sectors == 0 { 1.0 } else { self.bytes as f64 / (self.sectors * SECTOR) as f64 }
     }

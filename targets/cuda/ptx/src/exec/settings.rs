@@ -15,8 +15,8 @@ pub struct Launch {
     pub unwritten: bool,
     /// Most steps of the warps of one block.
     pub steps: u64,
-    /// Threads of this machine that execute blocks. With one, everything happens in one order; with more, atomic operations
-    /// of several blocks come in any.
+    /// Threads of this machine that execute blocks. With one, everything happens in one order; with more,
+    /// atomic operations of several blocks come in any.
     pub workers: usize,
 }
 

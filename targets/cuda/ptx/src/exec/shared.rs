@@ -1,4 +1,4 @@
-//! The memory of a block: its bytes, whether they were written, and who touched them last.
+//! The memory of a block: its bytes, whether they were written, and the last threads that touched them.
 
 use super::clocks::Clocks;
 use super::error::{Kind, Stop};
@@ -42,9 +42,9 @@ pub(super) struct Shared {
     written: Vec<bool>,
     /// Empty where races are not looked for.
     cells: Vec<Cell>,
-    /// Of the warps of the block, at barriers.
+    /// Clocks of the warps of the block, at barriers.
     pub(super) warps: Clocks,
-    /// Of the lanes of each warp, at barriers of the warp.
+    /// Clocks of the lanes of each warp, at barriers of the warp.
     lanes: Vec<Clocks>,
     unwritten: bool,
 }
@@ -78,7 +78,7 @@ impl Shared {
         }
     }
 
-    /// Whether what a stamp stands for came before what a thread does now.
+    /// Whether the access of a stamp came before a thread's present access.
     fn before(&self, stamp: Stamp, thread: usize) -> bool {
         let of = usize::from(stamp.thread).wrapping_sub(1);
         if stamp.thread == 0 || of == thread {

@@ -1,4 +1,4 @@
-//! A warp: registers of 32 lanes, and groups of lanes that stand at the same instruction.
+//! A warp: registers of 32 lanes, and groups of lanes at the same instruction.
 
 use super::block::Block;
 use super::error::{Kind, Stop};
@@ -7,7 +7,8 @@ use crate::lanes::{Lanes, WARP};
 
 /// Steps of a warp before others have their turn.
 const QUANTUM: u32 = 4096;
-/// Of so many steps of a warp whose lanes went apart, the last [`OTHERS`] go to other groups than the first in the program.
+/// Steps of a round of a warp whose lanes went apart. The last [`OTHERS`] of them go to groups other than the
+/// first in the program.
 const ROUND: u32 = 8192;
 const OTHERS: u32 = 128;
 
@@ -22,7 +23,7 @@ pub(super) enum State {
     Barrier(u32, Option<u32>),
 }
 
-/// Lanes that stand at the same instruction.
+/// Lanes at the same instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) pc: u32,
@@ -94,7 +95,7 @@ impl Warp {
         }
     }
 
-    /// The group that goes on: the first in the program; now and then another, so that none waits for ever.
+    /// The group that runs next: the first in the program; now and then another, so that none waits for ever.
     fn pick(&mut self) -> Option<usize> {
         if let [group] = &self.groups[..] {
             return (group.state == State::Ready).then_some(0);
@@ -108,7 +109,7 @@ impl Warp {
         ready.get(at % ready.len().max(1)).copied()
     }
 
-    /// Groups that stand at the same instruction are one.
+    /// Groups at the same instruction are merged.
     fn join(&mut self, mut at: usize) -> usize {
         let mut i = 0;
         while i < self.groups.len() {
@@ -127,7 +128,8 @@ impl Warp {
         at
     }
 
-    /// Executes until every group waits or has ended, or others shall have their turn. The error comes with its instruction.
+    /// Executes until every group waits or has ended, or others shall have their turn. The error comes with
+    /// its instruction.
     pub(super) fn run(&mut self, block: &mut Block<'_>) -> Result<bool, (u32, Stop)> {
         let mut moved = false;
         for _ in 0..QUANTUM {

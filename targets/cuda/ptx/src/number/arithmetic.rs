@@ -1,11 +1,14 @@
-//! Arithmetic in f64 that rounds to odd: rounding its result once more, to fewer bits, is rounding the exact one.
+//! Arithmetic in f64 that rounds to odd: rounding its result once more, to fewer bits, is rounding the exact
+//! one.
 //!
-//! Where a result is not exact, its last bit is made 1 with the magnitude cut towards zero. As f64 has more than two bits
-//! more than twice those of f32, no tie of the narrower format can arise by it (Boldo and Melquiond, 2008).
+//! If a result is not exact, it is truncated towards zero and its last bit is made 1. As f64 has more than
+//! twice the bits of f32 and two more, this never causes a tie of the narrower format (Boldo and Melquiond,
+//! 2008).
 
 /// A sum whose error is known, to odd. `error` has the sign of what the exact sum is larger by.
 fn to_odd(value: f64, error: f64) -> f64 {
-    // Without branches, so that lanes share an instruction. The error of what is not finite is NaN, which is neither.
+    // Without branches, so that lanes share an instruction. The error of what is not finite is NaN, which is
+    // neither.
     let bits = value.to_bits();
     let (above, below) = (u64::from(error > 0.0), u64::from(error < 0.0));
     let (grows, shrinks) = if value > 0.0 { (above, below) } else { (below, above) };
@@ -50,7 +53,8 @@ pub(crate) fn sqrt_odd(a: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Sums and products of numbers whose exponents lie near and far, rounded twice, are what the CPU rounds once.
+    /// Sums and products of numbers whose exponents lie near and far, rounded twice, are what the CPU rounds
+    /// once.
     #[test]
     fn rounded_twice_is_rounded_once() {
         let mut state = 7u64;

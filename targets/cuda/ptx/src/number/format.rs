@@ -1,6 +1,6 @@
 //! Floating-point formats, and rounding to them.
 
-/// Direction of rounding for a number that lies between two others (PTX ISA, section 9.2).
+/// Direction of rounding for a number between two others (PTX ISA, section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// `rn`: the nearer, of two the even one.
@@ -25,11 +25,12 @@ impl Rounding {
         ("rp", Self::Up),
     ];
 
-    /// Those that round to an integer.
+    /// The directions that round to an integer.
     pub(crate) const INTEGERS: [(&str, Self); 4] =
         [("rni", Self::Nearest), ("rzi", Self::Zero), ("rmi", Self::Down), ("rpi", Self::Up)];
 
-    /// Whether a magnitude goes up, by its last bit, and by what was cut off: less than (-1), equal to or more than half.
+    /// Whether a magnitude is rounded up, by its last bit, and by the part that was cut off: less than (-1),
+    /// equal to or more than half.
     fn goes_up(self, negative: bool, odd: bool, cut: Cut) -> bool {
         match self {
             Self::Nearest => cut == Cut::More || (cut == Cut::Half && odd),
@@ -127,7 +128,7 @@ impl Format {
         let top = 63 - magnitude.leading_zeros() as i32 + scale;
         let lowest = 1 - self.bias();
         let exponent = top.max(lowest);
-        // What the last stored bit is worth, and what of the magnitude lies below it.
+        // The value of the last stored bit, and the part of the magnitude below it.
         let last = exponent - self.fraction as i32;
         let down = last - scale;
         let (kept, cut) = if down <= 0 {

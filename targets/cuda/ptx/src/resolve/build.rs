@@ -38,7 +38,7 @@ pub(super) struct Build<'m> {
 }
 
 impl<'m> Build<'m> {
-    /// Nothing yet of a module.
+    /// An empty state for a module.
     pub(super) fn new(module: &'m Module) -> Self {
         Self {
             module,
@@ -109,7 +109,7 @@ impl<'m> Build<'m> {
         Ok(None)
     }
 
-    /// Whether what is flattened stands in the kernel itself.
+    /// Whether the flattened code is in the kernel itself.
     pub(super) fn in_kernel(&self) -> bool {
         self.function_scopes.last().is_some_and(|function_scope| function_scope.function.entry)
     }
@@ -137,7 +137,8 @@ impl<'m> Build<'m> {
         Ok(first)
     }
 
-    /// Gives the shared variables of the module that the kernel names their place; dynamic ones begin after the others.
+    /// Gives the shared variables of the module that the kernel names their place; dynamic ones begin after
+    /// the others.
     pub(super) fn place(&mut self) -> Resolved<(Vec<(Reg, Constant)>, u64)> {
         let variables: Vec<_> = self.module.variables().collect();
         let used: Vec<_> = std::mem::take(&mut self.constants).into_iter().collect();

@@ -160,7 +160,7 @@ fn limits(ty: Type) -> (i128, i128) {
     }
 }
 
-/// NaN is 0, and what there is no integer for the nearest one.
+/// NaN becomes 0, and numbers out of range become the nearest integer.
 fn float_to_integer(a: u64, from: Type, to: Type, how: How) -> u64 {
     let value = integral(number_of(a, from, how.flush), how.rounding);
     let (least, most) = limits(to);

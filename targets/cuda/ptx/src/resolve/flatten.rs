@@ -101,7 +101,7 @@ impl<'m> Build<'m> {
         }
         self.labels[end as usize] = Some(self.code.len() as u32);
         if self.function_scopes.is_empty() {
-            // Who comes to the end of a kernel has ended.
+            // A lane that reaches the end of a kernel has ended.
             let source = self.sources.len() as u32;
             self.sources.push((function.line.0, "}".into()));
             self.code.push(Code {
@@ -146,7 +146,7 @@ impl<'m> Build<'m> {
         Ok(())
     }
 
-    /// A label stands here.
+    /// A label is here.
     fn here(&mut self, name: &'m str) -> Resolved<()> {
         let label = self.label(name)? as usize;
         if self.labels[label].is_some() {

@@ -16,7 +16,7 @@ pub(super) const FLOATS: &[Type] = &[Type::F32, Type::F64, Type::F16, Type::Bf16
 struct Around {
     /// Subnormal numbers are zero.
     flush: bool,
-    /// Results lie in [0, 1], and NaN is 0.
+    /// Results are in [0, 1], and NaN is 0.
     unit: bool,
     /// Negative results are 0.
     relu: bool,
@@ -81,7 +81,7 @@ fn halves(f: impl Fn(&[u64]) -> u64 + Send + Sync + 'static) -> Map {
     })
 }
 
-/// Arithmetic of so many operands in a type, or in both halves of a register.
+/// Arithmetic with this many operands in a type, or in both halves of a register.
 fn general(ty: Type, f: impl Fn(&[u64]) -> u64 + Send + Sync + 'static) -> Map {
     if matches!(ty, Type::F16x2 | Type::Bf16x2) {
         return halves(f);
@@ -163,8 +163,9 @@ fn plain(opcode: Opcode, flush: bool) -> Map {
     }
 }
 
-/// `a * b + c` of f32. The product is exact in f64, so its sum there, rounded once more, is right but where it lies in the middle of two
-/// f32, or below the normal ones: then every lane is computed again with a rounding to odd.
+/// `a * b + c` of f32. The product is exact in f64, so its sum there, rounded once more, is right unless it
+/// is in the middle of two f32, or below the normal ones: then every lane is computed again with rounding to
+/// odd.
 fn multiply_add(value: impl Fn(u64) -> f32 + Copy + Send + Sync + 'static, flush: bool) -> Map {
     const BELOW: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;

@@ -98,7 +98,7 @@ impl<'b, 'm> Form<'b, 'm> {
         }
     }
 
-    /// No modifiers are left, and there are so many operands.
+    /// Checks that no modifiers are left, and that there are `least` to `most` operands.
     pub(super) fn end(&self, least: usize, most: usize) -> Resolved<()> {
         if let Some(left) = self.peek() {
             return wrong(
@@ -183,7 +183,7 @@ impl<'b, 'm> Form<'b, 'm> {
         }
     }
 
-    /// Operands of `{a, b}`, or the one that stands alone.
+    /// Operands of `{a, b}`, or a single one.
     pub(super) fn elements(&self, i: usize, count: usize) -> Resolved<&'m [Operand]> {
         let operand = self.operand(i)?;
         let found = match operand {
@@ -279,7 +279,7 @@ impl<'b, 'm> Form<'b, 'm> {
         Ok(())
     }
 
-    /// A number that has to stand in the text, below a limit.
+    /// A number that must be in the text, below a limit.
     pub(super) fn immediate(&self, i: usize, limit: i64) -> Resolved<u32> {
         match self.operand(i)? {
             Operand::Literal(Literal::Integer(value)) if (0..limit).contains(value) => Ok(*value as u32),
@@ -320,7 +320,7 @@ impl<'b, 'm> Form<'b, 'm> {
                         "an address has .b32 or .b64",
                     );
                 }
-                // In a function, parameters lie in the thread's own memory.
+                // In a function, parameters are in the thread's own memory.
                 let own = written == Some(Space::Param) && !self.build.in_kernel();
                 (if own { Some(Space::Local) } else { written }, reg)
             }
@@ -338,7 +338,8 @@ impl<'b, 'm> Form<'b, 'm> {
         Ok((space, *offset))
     }
 
-    /// Whether an instruction may reach a variable. Without a space addresses are generic: those of global memory alone are.
+    /// Whether an instruction may access a variable. Without a space addresses are generic: only those of
+    /// global memory are.
     fn agrees(name: &str, written: Option<Space>, space: Space) -> Resolved<()> {
         let agrees = match written {
             None => matches!(space, Space::Global | Space::Const),

@@ -145,7 +145,8 @@ fn product24(form: &mut Form<'_, '_>) -> Resolved<()> {
     Ok(())
 }
 
-/// By zero a quotient is all ones and a remainder the dividend: PTX leaves both open, and this is what GPUs do.
+/// By zero a quotient is all ones and a remainder the dividend: PTX leaves both open, and this is what GPUs
+/// do.
 fn quotient(form: &mut Form<'_, '_>) -> Resolved<()> {
     let rest = form.opcode() == Opcode::Rem;
     let ty = form.ty(WORDS)?;
@@ -294,7 +295,7 @@ fn field(form: &mut Form<'_, '_>) -> Resolved<()> {
     Ok(())
 }
 
-/// `bfi`: bits `ins[0]` into `ins[1]` at `ins[2]`, so many as `ins[3]`.
+/// `bfi`: `ins[3]` bits of `ins[0]` into `ins[1]` at `ins[2]`.
 fn insert(ins: &[u64], bits: u32) -> u64 {
     let (from, length) = ((ins[2] & 0xff) as u32, (ins[3] & 0xff) as u32);
     let taken = if from >= bits { 0 } else { mask(length.min(bits - from)) << from };

@@ -186,7 +186,7 @@ pub(super) fn choose(form: &mut Form<'_, '_>) -> Resolved<()> {
     }
 }
 
-/// A predicate is read; whether it stands for its opposite.
+/// Reads a predicate, and whether it is negated.
 pub(super) fn predicate(form: &mut Form<'_, '_>, i: usize) -> Resolved<bool> {
     match form.operand(i)? {
         Operand::Not(name) => form.predicate(name).map(|()| true),

@@ -12,7 +12,7 @@ use crate::types::Type::{self, *};
 /// Types that memory holds.
 const STORED: [Type; 15] = [B8, B16, B32, B64, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64, F16];
 
-/// Words that say who sees a change when, or what a cache shall do. An interpreter has one order and no cache.
+/// Words for the visibility of a change, or for caches. An interpreter has one order and no cache.
 const ORDERS: [(&str, ()); 18] = [
     ("weak", ()),
     ("volatile", ()),

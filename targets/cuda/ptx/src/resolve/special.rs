@@ -1,4 +1,5 @@
-//! Functions that hardware approximates: computed in f64 and rounded once, which lies within the errors that the PTX ISA states.
+//! Functions that hardware approximates: computed in f64 and rounded once, within the errors that the PTX ISA
+//! states.
 
 use super::float::{of_single, single};
 use super::form::{Form, Resolved};

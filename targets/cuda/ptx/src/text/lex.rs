@@ -13,7 +13,7 @@ pub(super) enum Token<'t> {
     Text(&'t str),
     /// Any other character.
     Mark(char),
-    /// Nothing more.
+    /// End of the text.
     End,
 }
 
@@ -205,7 +205,7 @@ impl<'t> Tokens<'t> {
     }
 }
 
-/// The integer that a text stands for.
+/// The integer that a text represents.
 pub(super) fn unsigned(text: &str) -> Option<u64> {
     let text = text.strip_suffix('U').unwrap_or(text);
     let of = |digits: &str, radix| {

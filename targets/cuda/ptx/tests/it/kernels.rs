@@ -52,7 +52,7 @@ fn rows_are_summed_through_shuffles_and_shared_memory() {
     near(&as_floats(&out), &sums, 1e-6);
 }
 
-/// `a * b` of matrices with so many rows, columns of `a`, and columns.
+/// `a * b` of matrices with this many rows, columns of `a`, and columns.
 fn product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f64> {
     let at = |i: usize, j: usize| (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j])).sum();
     (0..m * n).map(|i| at(i / n, i % n)).collect()

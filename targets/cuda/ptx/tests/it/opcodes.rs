@@ -4,8 +4,9 @@ use crate::common::{assembled, execute, kernel};
 use moec_ptx::Launch;
 use std::fmt::Write as _;
 
-/// An instruction, its operands and its result. Operand `i` is in `%h`, `%r` and `%d` of that number, by its size, and in `%p` its
-/// lowest bit; the result is in the register with number 0 that the instruction names first.
+/// An instruction, its operands and its result. Operand `i` is in `%h`, `%r` and `%d` with that number, by
+/// its size, and in `%p` its lowest bit. The result is in the register with number 0 that the instruction
+/// names first.
 type Row<'a> = (&'a str, &'a [u64], u64);
 
 fn check(rows: &[Row<'_>]) {

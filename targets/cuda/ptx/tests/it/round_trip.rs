@@ -24,7 +24,7 @@ fn offset() -> impl Strategy<Value = i64> {
     prop_oneof![Just(0), -(1i64 << 40)..1 << 40]
 }
 
-/// An operand that may stand in a list.
+/// An operand that may be in a list.
 fn simple() -> impl Strategy<Value = Operand> {
     prop_oneof![
         (name(), offset()).prop_map(|(name, offset)| Operand::Name(name, offset)),

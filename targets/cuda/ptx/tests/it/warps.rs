@@ -53,7 +53,7 @@ fn votes_and_reductions() {
 
 #[test]
 fn lanes_that_went_apart_meet_again() {
-    // A loop of so many turns as the lane says, then a vote of all.
+    // A loop with the lane's number of iterations, then a vote of all.
     let (found, report) = run(
         "mov.u32 %r2, 0;\nLOOP: setp.ge.u32 %p1, %r2, %r1; @%p1 bra DONE; add.u32 %r2, %r2, 1; bra LOOP;\n\
          DONE: activemask.b32 %r3; popc.b32 %r4, %r3; add.u32 %r0, %r2, %r4;",
@@ -160,7 +160,8 @@ fn functions_tables_and_memory_of_a_thread() {
     );
 }
 
-/// Places of elements are known by the ISA: a register of one lane at a time is set to one, and every sum tells which element it was.
+/// The ISA gives the places of elements: a register of one lane at a time is set to one, and every sum shows
+/// which element it was.
 #[test]
 fn elements_of_matrices_lie_where_the_isa_says() {
     // s8: a has a one at row 3 and column 18, b holds its row's number in column 5.

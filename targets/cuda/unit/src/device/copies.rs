@@ -1,5 +1,5 @@
-//! Copies over the link: a stream, and two pinned buffers that its copies use in turn, so that one is filled or emptied while the
-//! other is on its way.
+//! Copies over the link: a stream, and two pinned buffers that its copies use alternately. One is filled or
+//! emptied while the other is copied.
 
 use super::{GpuDevice, Result, check, look};
 use crate::api::{Api, DevicePtr, Handle};
@@ -36,8 +36,8 @@ pub(crate) struct CopyStream {
     hangs: Arc<AtomicBool>,
 }
 
-// SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
-// the owner of a copy stream uses it alone.
+// SAFETY: handles of the driver may be used by any thread that has made the context its own, which every
+// function below does; the owner of a copy stream uses it alone.
 unsafe impl Send for CopyStream {}
 
 impl CopyStream {
@@ -48,7 +48,7 @@ impl CopyStream {
         Self { api: *api, context, stream, staged, hangs: Arc::clone(hangs) }
     }
 
-    /// Makes what it needs, in a context.
+    /// Creates what it needs, in a context.
     pub(super) fn open(&mut self, context: Handle) -> Result<()> {
         let api = self.api;
         self.context = context;
@@ -64,9 +64,9 @@ impl CopyStream {
         Ok(())
     }
 
-    /// Gives back what there is; nothing the second time.
+    /// Releases what was created; a second call does nothing.
     pub(super) fn free(&mut self) {
-        // To free what a copy uses waits for it, and for the kernels before it.
+        // Freeing memory of a copy waits for it, and for the kernels before it.
         let freed = !self.hangs.load(Ordering::Relaxed) && !self.context.is_null() && self.current().is_ok();
         let stream = std::mem::replace(&mut self.stream, ptr::null_mut());
         if freed && !stream.is_null() {
@@ -76,7 +76,7 @@ impl CopyStream {
         for buffer in &mut self.staged {
             let done = std::mem::replace(&mut buffer.done, ptr::null_mut());
             let at = std::mem::replace(&mut buffer.at, ptr::null_mut());
-            // SAFETY: as above; what was not made is not given back.
+            // SAFETY: as above; objects that were not created are not released.
             unsafe {
                 if freed && !done.is_null() {
                     (self.api.event_destroy)(done);
@@ -117,13 +117,14 @@ impl CopyStream {
         })
     }
 
-    /// Begins to copy to the GPU. What is read may be changed as soon as this returns, and is still on its way then.
+    /// Begins to copy to the GPU. The source may be changed as soon as this returns, though the copy is not
+    /// complete.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nothing changes those that are read before this returns.
+    /// Both ends must have this many bytes, and the source must not change before this returns.
     ///
     /// # Errors
-    /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
+    /// Fails if the driver does; `CUDA_ERROR_NOT_READY` if a copy takes longer than `limit`.
     pub(crate) unsafe fn put(
         &self,
         from: *const u8,
@@ -135,7 +136,8 @@ impl CopyStream {
         for (i, at) in (0..bytes).step_by(STAGED).enumerate() {
             let (count, buffer) = (STAGED.min(bytes - at), self.staged[i % BUFFERS]);
             self.passed(buffer.done, limit)?;
-            // SAFETY: the caller's promise; the pinned buffer has as many bytes, and the copy that used it has ended.
+            // SAFETY: the caller's promise; the pinned buffer has as many bytes, and the copy that used it
+            // has ended.
             let status = unsafe {
                 ptr::copy_nonoverlapping(from.add(at), buffer.at.cast(), count);
                 (self.api.copy_in)(to + at as u64, buffer.at, count, self.stream)
@@ -149,7 +151,7 @@ impl CopyStream {
     /// Copies from the GPU.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nothing uses those that are written.
+    /// Both ends must have this many bytes, and the destination must not be used.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -183,7 +185,7 @@ impl CopyStream {
         Ok(())
     }
 
-    /// Copies a pinned buffer so many times, or as much of it as there are bytes at `at`, and waits.
+    /// Copies a pinned buffer `times` times, or as much of it as there are bytes at `at`, and waits.
     fn link(
         &self,
         to: bool,
@@ -221,17 +223,18 @@ impl GpuDevice {
     /// Another stream of copies.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub(crate) fn copy_stream(&self) -> Result<CopyStream> {
         let mut copies = CopyStream::none(&self.api, &self.hangs);
         copies.open(self.context)?;
         Ok(copies)
     }
 
-    /// Has copies of a copy stream wait for all kernels until now, which may still use what they replace. No kernel waits for them.
+    /// Makes copies of a copy stream wait for all kernels until now, which may still use the memory that they
+    /// overwrite. No kernel waits for them.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Fails if the driver does.
     pub(crate) fn in_front_of(&mut self, copies: &CopyStream) -> Result<()> {
         self.behind_kernels(copies.stream())
     }
@@ -242,13 +245,14 @@ impl GpuDevice {
         self.behind(copies, self.compute)
     }
 
-    /// Begins to copy to the GPU, after the kernels until now; kernels that are launched from now on wait for it.
+    /// Begins to copy to the GPU, after the kernels until now; kernels that are launched from now on wait for
+    /// it.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nothing changes those that are read before this returns.
+    /// Both ends must have this many bytes, and the source must not change before this returns.
     ///
     /// # Errors
-    /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
+    /// Fails if the driver does; `CUDA_ERROR_NOT_READY` if a copy takes longer than `limit`.
     pub unsafe fn put(
         &mut self,
         from: *const u8,
@@ -265,7 +269,7 @@ impl GpuDevice {
     /// Copies from the GPU, after the kernels that were launched.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nothing uses those that are written.
+    /// Both ends must have this many bytes, and the destination must not be used.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -275,8 +279,8 @@ impl GpuDevice {
         unsafe { self.copies.get(from, to, bytes, limit) }
     }
 
-    /// Copies a pinned buffer so many times, or as much of it as the memory has room for, and waits: what the link does at best. `to`: to
-    /// the GPU, else from it. Gives the bytes of all copies, and how long they took.
+    /// Copies a pinned buffer `times` times, or as much of it as the memory has room for, and waits: the best
+    /// rate of the link. `to`: to the GPU, else from it. Gives the bytes of all copies, and their time.
     ///
     /// # Errors
     /// As [`Self::put`].

@@ -1,8 +1,10 @@
-//! Launches that come again as one: what stands between two crossings of the link is collected, and the second time that the same
-//! launches come, the driver makes a graph of them, which from then on is launched in their place.
+//! CUDA graphs of repeated launches. The launches between two copies over the link are collected. When the
+//! same launches come a second time, the driver makes a graph of them, which is launched in their place from
+//! then on.
 //!
-//! A decoded token of a model that lives on the GPU is some hundred launches with the same addresses, grids and rows as the token
-//! before. One by one each costs the host some microseconds, which the kernels of a small layer do not outlast.
+//! A decoded token of a model on the GPU is some hundred launches with the same addresses, grids and rows as
+//! the token before. One by one each costs the host some microseconds, which is longer than the kernels of a
+//! small layer.
 
 use super::{GpuDevice, Kernel, Refusal, Result, check};
 use crate::api::{Api, Handle};
@@ -11,9 +13,10 @@ use std::ptr;
 
 /// Launches from which on a graph is made: fewer cost little more by themselves.
 const FEW: usize = 8;
-/// Most runs that are kept. A prompt's last chunk has as many rows as it happens to have, and may never come again.
+/// Most runs that are kept. A prompt's last chunk has as many rows as it happens to have, and may never come
+/// again.
 const MOST: usize = 256;
-/// Only what this thread gives a stream is captured.
+/// Only this thread's work on a stream is captured.
 const OF_THREAD: u32 = 1;
 
 /// Knowledge about a run of launches.
@@ -25,27 +28,29 @@ enum Known {
     Graph(Handle, u64),
 }
 
-/// Launches that wait for the next crossing, and those that were seen.
+/// Launches that wait for the next copy over the link, and earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// One after the other, each as [`GpuDevice::queue`] writes it: what is equal here is equal on the GPU.
+    /// One after the other, each as [`GpuDevice::queue`] writes it: equal bytes here are equal launches on
+    /// the GPU.
     waiting: Vec<u64>,
     launches: usize,
     seen: HashMap<Box<[u64]>, Known>,
     /// Graphs that were launched so far.
     clock: u64,
-    /// None is to be made: the driver has refused one, or they are off.
+    /// Whether graphs are off: the driver has refused one, or the user disabled them.
     refused: bool,
 }
 
 impl Graphs {
-    /// None yet. `MOEC_CUDA_GRAPHS=off` in the environment has every launch made by itself, to compare.
+    /// None yet. With `MOEC_CUDA_GRAPHS=off` in the environment every launch is made individually, for
+    /// comparison.
     pub(super) fn of_environment() -> Self {
         let refused = std::env::var_os("MOEC_CUDA_GRAPHS").is_some_and(|v| v == "off");
         Self { refused, ..Self::default() }
     }
 
-    /// Gives back what the driver has made.
+    /// Releases the driver's objects.
     pub(super) fn free(&mut self, api: &Api) {
         for known in std::mem::take(&mut self.seen).into_values() {
             if let Known::Graph(graph, _) = known {
@@ -55,7 +60,8 @@ impl Graphs {
         }
     }
 
-    /// Has room for another run: who came once goes, else the graph that was not launched for longest.
+    /// Makes room for another run: removes one that came once, else the graph that was not launched for
+    /// longest.
     fn make_room(&mut self, api: &Api) {
         if self.seen.len() < MOST {
             return;
@@ -67,7 +73,7 @@ impl Graphs {
         let launched = |known: &Known| if let Known::Graph(_, at) = known { *at } else { 0 };
         let oldest = self.seen.iter().min_by_key(|(_, known)| launched(known)).map(|(run, _)| run.clone());
         if let Some(Known::Graph(graph, _)) = oldest.and_then(|run| self.seen.remove(&run)) {
-            // SAFETY: it is this GPU's own; a launch that is on its way is not disturbed.
+            // SAFETY: it is this GPU's own; a running launch is not disturbed.
             unsafe { (api.graph_free)(graph) };
         }
     }
@@ -86,7 +92,7 @@ struct Waiting<'a> {
 const HEAD: usize = 7;
 
 impl<'a> Waiting<'a> {
-    /// The first of a run, and what comes after it.
+    /// The first of a run, and the launches after it.
     fn read(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let &[kernel, x, y, z, block, rows, count, ref rest @ ..] = words else { return None };
         let (addresses, rest) = rest.split_at_checked(usize::try_from(count).ok()?)?;
@@ -120,10 +126,10 @@ impl GpuDevice {
         self.graphs.launches += 1;
     }
 
-    /// Launches what waits.
+    /// Launches the waiting kernels.
     ///
     /// # Errors
-    /// What the driver refuses, with the kernel.
+    /// Fails if the driver does, with the kernel.
     pub(super) fn flush(&mut self) -> Result<()> {
         let launches = std::mem::take(&mut self.graphs.launches);
         let mut run = std::mem::take(&mut self.graphs.waiting);
@@ -141,7 +147,8 @@ impl GpuDevice {
             Some(Known::Graph(graph, _)) => graph,
             Some(Known::Once) => {
                 let Ok(graph) = self.capture(run) else {
-                    // It is the way that was refused, not the work; if it is the work, that says so now.
+                    // The graph was refused, not its launches; if a launch is at fault, the individual
+                    // launches report it now.
                     self.graphs.refused = true;
                     return self.launch_each(run);
                 };
@@ -158,7 +165,8 @@ impl GpuDevice {
             *known = Known::Graph(graph, self.graphs.clock);
         }
         self.current()?;
-        // SAFETY: the graph is this GPU's own; what it launches was promised when it waited.
+        // SAFETY: the graph is this GPU's own; the caller promised the validity of its launches when they
+        // were queued.
         check(&self.api, "cuGraphLaunch", unsafe { (self.api.graph_launch)(graph, self.compute) })
     }
 
@@ -181,7 +189,7 @@ impl GpuDevice {
             let begun = (self.api.capture_begin)(self.compute, OF_THREAD);
             check(&self.api, "cuStreamBeginCapture", begun)?;
             let launched = self.launch_each(run);
-            // A capture is ended whatever came of it: the stream does nothing else before.
+            // A capture is ended whatever its result: the stream does nothing else before.
             let ended = (self.api.capture_end)(self.compute, &raw mut captured);
             let ended = launched.and(check(&self.api, "cuStreamEndCapture", ended));
             let made = ended.and_then(|()| {

@@ -167,8 +167,8 @@ pub(super) fn fake() -> Api {
         values: *mut *mut c_void,
     ) -> Status {
         let says = FAKE.lock().unwrap().says;
-        // SAFETY: the text ends in a zero byte; there are as many options and values as is said, and the log has the bytes of
-        // the second one.
+        // SAFETY: the text ends in a zero byte; there are as many options and values as is said, and the log
+        // has the bytes of the second one.
         unsafe {
             let options = std::slice::from_raw_parts(options, count as usize);
             let values = std::slice::from_raw_parts(values, count as usize);

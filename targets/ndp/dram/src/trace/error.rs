@@ -39,7 +39,7 @@ pub enum TraceError {
         /// The word.
         word: String,
     },
-    /// A number is none, or names what the memory does not have.
+    /// A number is malformed, or names a place outside of the memory.
     #[error("line {line}: {field} `{word}`; allowed are 0 to {}", limit - 1)]
     Number {
         /// The line.

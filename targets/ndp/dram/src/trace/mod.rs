@@ -6,10 +6,11 @@
 //! R|W channel rank bankgroup bank row column
 //! ```
 //!
-//! The first word says whether the line is read or written; the numbers are decimal, in the bounds of
-//! [`Geometry::trimoe`](crate::Geometry::trimoe); `column` counts lines of 64 bytes in the row. Blank lines say nothing. Channels are
-//! data buses that share nothing: a trace of what a unit beside the memory reads over private buses names them
-//! as channels. Requests are offered in order, one at a clock; a full queue keeps all that follow waiting.
+//! The first word says whether the line is read or written. The numbers are decimal, in the bounds of
+//! [`Geometry::trimoe`](crate::Geometry::trimoe); `column` counts lines of 64 bytes in the row. Blank lines
+//! are ignored. Channels are data buses that share nothing: a trace of a near-memory unit's reads over
+//! private buses names those as channels. Requests are offered in order, one at a clock; a full queue makes
+//! all that follow wait.
 
 mod error;
 mod parse;

@@ -8,7 +8,7 @@ use crate::{Address, Geometry, Kind, Request};
 /// Bytes that a line may have, its end included.
 const LONGEST: usize = 256;
 
-/// The requests of a trace with their channels, read as they are requested.
+/// The requests of a trace with their channels, read on demand.
 #[derive(Debug)]
 pub struct Requests<R> {
     from: R,
@@ -18,7 +18,7 @@ pub struct Requests<R> {
 }
 
 impl<R: BufRead> Requests<R> {
-    /// Of a text, for a memory of this geometry.
+    /// Reads the requests of a text, for a memory of this geometry.
     pub fn new(from: R, geometry: Geometry) -> Self {
         Self { from, geometry, line: 0, bytes: Vec::with_capacity(LONGEST) }
     }

@@ -61,7 +61,7 @@ impl Marks {
         Some(self.recent[k as usize])
     }
 
-    /// Clocks for each line between the 1024th and the one that 64 follow; `None` where there are none between.
+    /// Clocks for each line between the 1024th and the 64th from the end; `None` if there are none between.
     pub fn steady(&self) -> Option<f64> {
         let lines = self.issued.checked_sub(FIRST + LAST as u64).filter(|&n| n > 0)?;
         let &(_, first) = self.at.iter().find(|(k, _)| *k == FIRST)?;

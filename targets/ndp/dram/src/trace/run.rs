@@ -66,7 +66,8 @@ impl Memory {
         Self { setup, channels: Vec::new(), report: Report::default() }
     }
 
-    /// The place of a channel, which is there from the first clock on and refreshed, but made when it is named.
+    /// The place of a channel, which is there from the first clock on and refreshed, but made when it is
+    /// named.
     fn place(&mut self, number: usize, now: Clock) -> usize {
         if let Some(place) = self.channels.iter().position(|c| c.number == number) {
             return place;

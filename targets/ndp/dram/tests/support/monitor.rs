@@ -145,7 +145,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Data lie on the bus of the requesting port, and on the pins of the rank, one burst at a time.
+    /// Data are on the bus of the requesting port, and on the pins of the rank, one burst at a time.
     fn burst(&mut self, i: &Issued) -> Result<(), String> {
         let read = i.command == Read;
         let latency = if read { self.t.cl } else { self.t.cwl };
@@ -154,7 +154,7 @@ impl Monitor {
         let host = (i.port == HOST).then_some(0);
         for bus in host.into_iter().chain([1 + i.at.rank as usize]) {
             if let Some((last, rank)) = self.bursts[bus] {
-                // What another rank reads comes with a gap; writes follow without an idle clock.
+                // A read of another rank comes after a gap; writes follow without an idle clock.
                 let idle = if rank != i.at.rank && read { self.t.cs } else { 0 };
                 if start < last + u64::from(idle) {
                     return Err(format!(

@@ -181,7 +181,8 @@ fn token(text: &str) -> (Token<'_>, usize) {
     )
 }
 
-/// Bytes of a number: digits, letters, single points, and signs after an exponent. A caller that wants a number checks it.
+/// Bytes of a number: digits, letters, single points, and signs after an exponent. A caller that wants a
+/// number checks it.
 fn number(text: &[u8]) -> usize {
     let mut length = 1;
     while let Some(&byte) = text.get(length) {

@@ -71,7 +71,7 @@ pub(super) fn stream(text: &str) -> Parsed<Stream> {
     Ok(stream)
 }
 
-/// Nothing more on this line.
+/// Fails if there is more on this line.
 fn end(line: &Line<'_>) -> Parsed<()> {
     match line.peek() {
         Token::End => Ok(()),

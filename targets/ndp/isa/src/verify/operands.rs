@@ -30,7 +30,7 @@ pub(super) fn check(stream: &Stream) -> Result<(), Fault> {
     }
 }
 
-/// Loops, and what stands in them.
+/// Loops, and the instructions in them.
 fn place(op: &Op, index: usize, open: &mut Option<usize>, tokens: bool) -> Message {
     match (op, *open) {
         (Op::Loop, Some(outer)) => Err(format!("loops do not nest: instruction {outer} has begun one")),

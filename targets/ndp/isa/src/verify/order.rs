@@ -1,8 +1,8 @@
 //! Order of instructions: events and hazards, by vector clocks over the straight line of one iteration.
 //!
-//! A clock has one number per engine: how many of its instructions are known to have completed. All slabs begin at multiples
-//! of 64 bytes, so two of them share a byte if and only if they share one of the buffer's 64-byte lines: hazards in the
-//! buffer are found line by line.
+//! A clock has one number per engine: the number of its instructions that are known to have completed. All
+//! slabs begin at multiples of 64 bytes. So two of them share a byte if and only if they share one of the
+//! buffer's 64-byte lines, and hazards in the buffer are found line by line.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "lengths and operands of a stream are checked before its order"
@@ -37,7 +37,8 @@ struct Access {
     count: u32,
 }
 
-/// Bytes of a line that hold something: so many bytes, in blocks that have this token. None of the pairs says less than another.
+/// Bytes of a line that hold something: so many bytes, in blocks that have this token. None of the pairs says
+/// less than another.
 #[derive(Clone, Default)]
 struct Filled(Vec<(u8, u64)>);
 
@@ -123,7 +124,7 @@ impl Order<'_> {
         }
         self.indices[own].push(index);
         clock[own] = self.indices[own].len() as u32;
-        // What it reads comes first: its own results are not yet there.
+        // Reads come first: the instruction's own results are not yet there.
         let (reads, writes): (Vec<_>, Vec<_>) = instruction.op.slabs().into_iter().partition(|o| o.reads);
         for operand in reads.iter().chain(&writes) {
             self.slab(index, own, &clock, operand)?;

@@ -56,8 +56,8 @@ fn instruction((kind, to, from, line, wait, signal): Choice) -> Instruction {
     Instruction { op, waits: wait.map_or(Events(0), |event| Events(1 << event)), signal }
 }
 
-/// A loop of these instructions. Before them, the first token fills all slabs (a stride of 1024), or each token a part of
-/// them, or nothing does (0).
+/// A loop of these instructions. Before them, the first token fills all slabs (a stride of 1024), or each
+/// token a part of them, or nothing does (0).
 fn program(choices: Vec<Choice>, stride: u32) -> Stream {
     let mut stream = expert();
     stream.tokens = 2;
@@ -90,7 +90,7 @@ fn meet(one: &[Touch], other: &[Touch]) -> bool {
     })
 }
 
-/// The same question for all pairs: `before[i][j]` says that `i` has completed when `j` begins.
+/// The same order for all pairs: `before[i][j]` says that `i` has completed when `j` begins.
 fn allowed(stream: &Stream) -> bool {
     let (code, count) = (&stream.code, stream.code.len());
     let mut before = vec![vec![false; count]; count];

@@ -73,8 +73,8 @@ proptest! {
     }
 }
 
-/// Purpose of the orders: a unit's reads change the subchannel-rank with every line, then the bank group; the host's
-/// change the channel, then subchannel and DIMM, and the rank late.
+/// Purpose of the orders: a unit's reads change the subchannel-rank with every line, then the bank group; the
+/// host's change the channel, then subchannel and DIMM, and the rank late.
 #[test]
 fn lines_follow_the_wires() {
     let geometry = Geometry { subchannels: 2, ranks: 4, bank_groups: 8, banks: 4, rows: 16, lines: 64 };

@@ -1,5 +1,6 @@
-//! Artifacts of a bundle, executed by others than moec: the library's emulator of the chip, from the networks and from the
-//! DLC, and onnxruntime. All are held against the same weights with activations in f32.
+//! Artifacts of a bundle, executed by programs other than moec: the library's emulator of the chip, from the
+//! networks and from the DLC, and onnxruntime. All results are compared with the same weights with
+//! activations in f32.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::onnxruntime::{Onnxruntime, PYTHON};
@@ -35,7 +36,7 @@ pub(in crate::backend) struct Checker {
     onnxruntime: Option<Onnxruntime>,
 }
 
-/// A network with numbers for its inputs, and what should come of them.
+/// A network with numbers for its inputs, and the expected results.
 struct Case {
     network: Network,
     spec: GraphSpec,
@@ -47,7 +48,7 @@ struct Case {
 }
 
 impl Checker {
-    /// Finds both; what is not there is said in the trial.
+    /// Finds both; the trial reports missing ones.
     pub(in crate::backend) fn open(trial: &mut Trial<'_, '_>) -> Self {
         let missing = |missing: Missing| {
             missing.line("not executed on QNN's emulator, and no context binary looked into")
@@ -62,9 +63,9 @@ impl Checker {
         Self { library: library.ok(), onnxruntime: onnxruntime.ok() }
     }
 
-    /// Executes the networks of one artifact, each on the `rows` of its name (f32, one row after the other; of a network with
-    /// several inputs all of them, one after the other); adds to their reports.
-    /// Gives what the artifact has not.
+    /// Executes the networks of one artifact, each on the `rows` with its name (f32, one row after the other;
+    /// for a network with several inputs all of them, one after the other). Adds to their reports. Returns
+    /// what the artifact lacks.
     ///
     /// # Errors
     /// An artifact that cannot be read or executed; a context binary for another chip, or with other graphs.
@@ -99,7 +100,7 @@ impl Checker {
     }
 }
 
-/// Numbers for a network, and what its weights make of them in f32.
+/// Numbers for a network, and its results with its weights in f32.
 fn case(network: Network, files: &BundleReader, rows: &[f32]) -> Result<Case, Failed> {
     let counts = network.inputs.iter().map(|id| network.tensor(*id).elements() as usize);
     let mut rest = rows.iter().copied().cycle();
@@ -126,18 +127,18 @@ fn case(network: Network, files: &BundleReader, rows: &[f32]) -> Result<Case, Fa
 }
 
 impl Case {
-    /// Results that lie one after the other.
+    /// Results, one after the other.
     fn split(&self, all: &[f32]) -> Vec<Vec<f32>> {
         let mut rest = all.iter().copied();
         self.want.iter().map(|want| rest.by_ref().take(want.len()).collect()).collect()
     }
 
-    /// The result that is furthest off says how far the network is.
+    /// The worst result is the error of the network.
     fn compared(&self, by: &str, got: &[Vec<f32>]) -> Check {
         let none = Vec::new();
         let wanted = self.want.iter().zip(&self.spreads).enumerate();
         let each = wanted.map(|(i, (want, &spread))| share_of(spread, got.get(i).unwrap_or(&none), want));
-        // A result that is no number stays.
+        // NaN stays.
         let worst = each.fold(0.0_f64, |most, off| if off.is_nan() || off > most { off } else { most });
         Check { by: by.to_owned(), share_of_spread: worst, bound: BOUND }
     }
@@ -159,8 +160,8 @@ impl Case {
     }
 }
 
-/// Items of these names, in the order of others. One by itself is meant, whatever the library calls it:
-/// after a DLC not all names are what they were.
+/// Items with these names, in the order of others. A single item matches any name, since a DLC does not keep
+/// all names.
 fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
     if names.len() == 1 && wanted.len() == 1 {
         return Ok(all);
@@ -184,7 +185,7 @@ fn emulate(
     cases: &[(Case, usize)],
     reports: &mut [FunctionReport],
 ) -> Result<Option<String>, Failed> {
-    // The emulator does not load shared weights again: what it executes is composed without them.
+    // The emulator does not load shared weights again, so the executed networks are composed without sharing.
     let mut worker = library.worker(false)?;
     for (case, report) in cases {
         let graph = worker.compose(&case.spec)?;

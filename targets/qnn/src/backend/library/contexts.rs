@@ -1,5 +1,5 @@
-//! Artifacts by the library for the networks of a build: for each a context binary with all of them, whose weights
-//! are there once, and a DLC of the largest, for a compilation for another chip.
+//! Artifacts that the library compiles from the networks of a build. Each has a context binary with all of
+//! its networks, which stores their weights once, and a DLC of the largest, to be compiled for another chip.
 
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, networks};
 use crate::compose::compose;
@@ -10,7 +10,7 @@ use moec_runtime::bundle::BundleReader;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Compiles every artifact of a build. Without the library it is said that they are left out.
+/// Compiles every artifact of a build. Without the library a note says that they are left out.
 ///
 /// # Errors
 /// A network that the library refuses, with its node; a process that died or hung; a disk that is full.
@@ -79,7 +79,7 @@ fn artifact(library: &Library, folder: &Path) -> Result<()> {
     let path = folder.join(&spec.name).with_extension(DLC);
     let mut worker = library.worker(false).map_err(|e| failed(&e))?;
     worker.write_dlc(&spec, &path).map_err(|e| failed(&e))?;
-    // The library lets no other user read what it writes.
+    // The library writes files that no other user can read.
     let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
     fs::remove_file(&path).and_then(|()| fs::write(&path, bytes)).map_err(|e| io_error("write", &path, &e))
 }

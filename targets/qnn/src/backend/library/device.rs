@@ -1,5 +1,5 @@
-//! Whole models on the library's emulator as a bundle's `run` has them on a phone: compiled, loaded from context binaries and executed
-//! in this process, by the same unit.
+//! Whole models on the library's emulator, as a bundle's `run` executes them on a phone: compiled, loaded
+//! from context binaries and executed in this process, by the same unit.
 
 use super::super::read::network;
 use super::{CONTEXT, Library};
@@ -23,14 +23,15 @@ pub(in crate::backend) struct DeviceHost {
 }
 
 impl DeviceHost {
-    /// Nothing is loaded yet. Contexts are compiled below `cache`.
+    /// A unit with nothing loaded yet. Contexts are compiled below `cache`.
     pub(in crate::backend) fn new(library: Library, cache: &Path) -> Self {
         let folder = cache.join("qnn-device").join(std::process::id().to_string());
         let unit = Hexagon::with(library.installation.clone());
         Self { library, folder, unit }
     }
 
-    /// Compiles the graphs of a package. The emulator does not load shared weights, which a bundle's own contexts have.
+    /// Compiles the graphs of a package. The emulator does not load shared weights, which a bundle's own
+    /// contexts have.
     fn compile(&self, bundle: &BundleReader, package: &str, graphs: &[GraphDecl]) -> Result<()> {
         let failed = |why: String| Error::graph(package.to_owned(), why);
         let mut worker = self.library.worker(false).map_err(|e| failed(e.to_string()))?;

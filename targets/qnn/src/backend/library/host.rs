@@ -32,7 +32,7 @@ pub(in crate::backend) struct LibraryHost {
 }
 
 impl LibraryHost {
-    /// Nothing is loaded yet.
+    /// A unit with nothing loaded yet.
     pub(in crate::backend) fn new(library: Library) -> Self {
         Self { library, worker: None, graphs: Vec::new(), sequences: Sequences::default() }
     }

@@ -1,4 +1,4 @@
-//! QNN's library, where it is installed: what it makes of written networks, and what its emulator computes of them.
+//! QNN's library, where it is installed: compiles networks, and computes them with its emulator.
 //!
 //! | | |
 //! |---|---|
@@ -8,8 +8,9 @@
 //! | [`device`] | the same, driven as a bundle's `run` does on a phone |
 //! | [`ports`] | numbers as a graph's inputs and outputs hold them |
 //!
-//! The library runs in processes of its own ([`device`] aside, where it is executed), which are moec with `worker qnn`: one for each artifact, so that building
-//! twice gives the same bytes (`docs/qnn.md`, A process of its own).
+//! The library runs in processes of its own, `worker qnn` of moec; [`device`] alone executes it in this
+//! process. There is one process for each artifact, so that building twice gives the same bytes
+//! (`docs/qnn.md`, A process of its own).
 
 pub(super) mod check;
 pub(super) mod contexts;
@@ -35,7 +36,7 @@ const SECONDS: u64 = 600;
 
 /// File of an artifact with its graphs compiled for the chip, sharing weights.
 pub(super) const CONTEXT: &str = "context.bin";
-/// Most bytes of such a file: what a process of the HTP has addresses for.
+/// Most bytes of a context binary: the address space of an HTP process.
 pub(super) const CONTEXT_BYTES: u64 = 4 << 30;
 /// Extension of files that have one graph as it was before it was compiled.
 pub(super) const DLC: &str = "dlc";
@@ -60,7 +61,7 @@ pub(super) struct Missing {
 }
 
 impl Missing {
-    /// In one line, after what is not done.
+    /// In one line, after the name of the step that is left out.
     pub(super) fn line(&self, not_done: &str) -> String {
         format!("{not_done}: {} ({})", self.why, self.hint)
     }
@@ -72,13 +73,13 @@ impl Missing {
 
     fn of(error: &sys::Error) -> Self {
         let hint = error.hint().unwrap_or_else(|| format!("install it anew with `{INSTALL}`"));
-        // What it logged stands in further lines.
+        // Further lines hold its log.
         Self { why: error.to_string().lines().next().unwrap_or_default().to_owned(), hint }
     }
 }
 
 impl Library {
-    /// The library for a unit's chip: installed, of the version that moec speaks to, and loaded once.
+    /// The library for a unit's chip: installed, of the version that moec supports, and loaded once.
     pub(super) fn open(tools: Tools<'_>, unit: &DeviceUnit) -> Result<Self, Missing> {
         let chip = unit.hexagon.as_ref().and_then(soc).ok_or_else(|| Missing {
             why: format!("QNN has no chip that moec knows for `{}`", unit.name),

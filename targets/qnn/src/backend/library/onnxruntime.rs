@@ -10,8 +10,8 @@ use std::time::Duration;
 /// The variable that names a Python with onnxruntime and numpy.
 pub(super) const PYTHON: &str = "MOEC_ONNXRUNTIME";
 
-/// Answers requests: the path of a model in a line, how many numbers its inputs have in another, and the numbers, f32, input by input;
-/// those of its results come back alike.
+/// Script that answers requests. A request has the path of a model in a line, the sizes of its inputs in
+/// another, and the numbers in f32, input by input. The results come back in the same form.
 const SCRIPT: &str = "
 import sys
 import numpy, onnxruntime
@@ -47,11 +47,11 @@ pub(super) struct Onnxruntime {
 }
 
 impl Onnxruntime {
-    /// Starts it: in the Python that [`PYTHON`] names, or in the one beside QNN's library in moec's cache folder. It may take as
-    /// long for an answer as the library may.
+    /// Starts it, in the Python that [`PYTHON`] names, or else in the one next to QNN's library in moec's
+    /// cache folder. The time limit of an answer is the library's.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// The reason that it cannot start.
     pub(super) fn start(cache: &Path) -> Result<Self, String> {
         let named = std::env::var_os(PYTHON).filter(|v| !v.is_empty()).map(PathBuf::from);
         let python = named.unwrap_or_else(|| cache.join("qnn/bin/python"));
@@ -80,7 +80,7 @@ impl Onnxruntime {
     /// The results of a model on its inputs, both one after the other.
     ///
     /// # Errors
-    /// What Python says last, or that it took too long.
+    /// The last line from Python, or the expired time limit.
     pub(super) fn run(&mut self, model: &Path, x: &[f32]) -> Result<Vec<f32>, String> {
         let Self { child, to, from, limit } = self;
         let limit = *limit;
@@ -105,7 +105,7 @@ impl Onnxruntime {
     }
 }
 
-/// Message on what it did not do in time, and the remedy.
+/// Message about an expired time limit, and the remedy.
 fn late(doing: &str, limit: Duration) -> String {
     format!("did not {doing} within {} s and was ended: give it more in `{LIMIT}`", limit.as_secs_f64())
 }

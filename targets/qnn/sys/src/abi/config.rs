@@ -15,8 +15,8 @@ pub(crate) struct Config {
     pub rest: [u64; 2],
 }
 
-/// `QnnHtpDevice_CustomConfig_t`, `QnnHtpContext_CustomConfig_t` and `QnnHtpGraph_CustomConfig_t`: each a number that says
-/// which, and a union that begins at 8 †.
+/// `QnnHtpDevice_CustomConfig_t`, `QnnHtpContext_CustomConfig_t` and `QnnHtpGraph_CustomConfig_t`: each a
+/// number that says which, and a union that begins at 8 †.
 #[repr(C)]
 pub(crate) struct HtpConfig {
     pub option: u32,
@@ -33,13 +33,13 @@ impl HtpConfig {
     }
 }
 
-/// Of a device, `QNN_HTP_DEVICE_CONFIG_OPTION_SOC`: the chip's number.
+/// Option of a device, `QNN_HTP_DEVICE_CONFIG_OPTION_SOC`: the chip's number.
 pub(crate) const HTP_SOC: u32 = 0;
 /// `QNN_HTP_DEVICE_CONFIG_OPTION_ARCH`: number of the device, which is 0, and the architecture.
 pub(crate) const HTP_ARCH: u32 = 1;
-/// Of a context, `QNN_HTP_CONTEXT_CONFIG_OPTION_WEIGHT_SHARING_ENABLED`: a bool.
+/// Option of a context, `QNN_HTP_CONTEXT_CONFIG_OPTION_WEIGHT_SHARING_ENABLED`: a bool.
 pub(crate) const HTP_WEIGHT_SHARING: u32 = 1;
-/// Of a graph, `QNN_HTP_GRAPH_CONFIG_OPTION_OPTIMIZATION`: a kind and a float.
+/// Option of a graph, `QNN_HTP_GRAPH_CONFIG_OPTION_OPTIMIZATION`: a kind and a float.
 pub(crate) const HTP_OPTIMIZATION: u32 = 1;
 /// The kind that says how hard to try: 1.0, 2.0 or 3.0.
 pub(crate) const HTP_FINALIZE_LEVEL: u32 = 3;

@@ -1,4 +1,4 @@
-//! The table of functions that a backend's library gives, and what it stands in.
+//! The table of functions that a backend's library provides, and the struct that contains it.
 
 use super::{Handle, OpConfig, Status, Tensor, Unused, Version, layout};
 use std::ffi::{c_char, c_void};
@@ -69,7 +69,7 @@ pub(crate) struct Table {
     _graph_environment: [Unused; 3],
     _context_validate: Unused,
     _context_signal: Unused,
-    /// To the end of the table of version 2.51 †: it is handed on by value, so that not a word may be missing or too many.
+    /// To the end of the table of version 2.51 †: it is passed by value, so its size must be exact.
     _later: [Unused; 19],
 }
 

@@ -1,9 +1,10 @@
 //! The C structures of QNN that are needed here, and no others.
 //!
-//! Declared from public material: Qualcomm's online reference of the QNN API, the ctypes declarations that Qualcomm
-//! publishes under BSD-3-Clause-Clear, and the users of the API in onnxruntime (MIT), ExecuTorch (BSD) and LiteRT
-//! (Apache-2.0). What stands in none of them was found by trial against version 2.51 of the library; such values carry
-//! a dagger (†), here and in `docs/qnn.md`. Sizes are of 64-bit systems, and checked where this is compiled.
+//! Declared from public material: Qualcomm's online reference of the QNN API, the ctypes declarations that
+//! Qualcomm publishes under BSD-3-Clause-Clear, and the users of the API in onnxruntime (MIT), ExecuTorch
+//! (BSD) and LiteRT (Apache-2.0). Values in none of them were found by trial against version 2.51 of the
+//! library; they carry a dagger (†), here and in `docs/qnn.md`. Sizes are of 64-bit systems, and checked at
+//! compile time.
 
 mod config;
 mod interface;

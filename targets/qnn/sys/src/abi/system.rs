@@ -29,8 +29,8 @@ pub(crate) struct SystemTable {
     _log: [Unused; 3],
     pub dlc_from_file: Option<unsafe extern "C" fn(Handle, *const c_char, *mut Handle) -> Status>,
     _dlc_from_binary: Unused,
-    /// File, configurations and their number, backend, context, the backend's functions (by value), version of what it
-    /// gives, and what it gives: an array of graphs for the caller to free, and its length.
+    /// File, configurations and their number, backend, context, the backend's functions (by value), version
+    /// of the result, and the result: an array of graphs for the caller to free, and its length.
     pub dlc_compose: Option<
         unsafe extern "C" fn(
             Handle,

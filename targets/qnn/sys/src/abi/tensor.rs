@@ -121,8 +121,9 @@ pub(crate) struct Sparse {
     pub counts: [u32; 2],
 }
 
-/// `Qnn_Tensor_t`, a tagged union of [`TensorV1`] and a second version, which begins like it and is the longer one. The
-/// fields after the common part stand here so that the size is right; tensors written here are of the first version.
+/// `Qnn_Tensor_t`, a tagged union of [`TensorV1`] and a second, longer version, which begins like it. The
+/// fields after the common part are declared here so that the size is right; tensors written here are of the
+/// first version.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor {
@@ -138,7 +139,7 @@ pub(crate) struct Tensor {
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar {
     pub dtype: u32,
-    /// A union: narrower values lie in its first bytes.
+    /// A union: narrower values are in its first bytes.
     pub value: u64,
 }
 

@@ -57,7 +57,8 @@ impl Context {
         let list = if configs.is_empty() { ptr::null() } else { list.as_ptr() };
         let chip = device.map_or(ptr::null_mut(), |d| d.handle());
         let mut handle = ptr::null_mut();
-        // SAFETY: backend and device live; the list ends in a null and lives until the call returns; `handle` is written.
+        // SAFETY: backend and device live; the list ends in a null and lives until the call returns; `handle`
+        // is written.
         let called = backend.call(|| unsafe { create(backend.handle(), chip, list, &raw mut handle) });
         called.map_err(|r| r.of("a context"))?;
         let held = HeldContext { backend: Rc::clone(backend), device: device.cloned(), handle };
@@ -68,12 +69,12 @@ impl Context {
         &self.held
     }
 
-    /// Adds a graph and compiles it. One that the library refuses stays in the context, which computes on and cannot be saved any
-    /// more: what is to be saved is begun anew.
+    /// Adds a graph and compiles it. One that the library refuses stays in the context, which computes on and
+    /// cannot be saved any more: what is to be saved is begun anew.
     ///
     /// # Errors
-    /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses, [`Error::Call`] for what it
-    /// refuses otherwise.
+    /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses,
+    /// [`Error::Call`] for what it refuses otherwise.
     pub fn compose(&mut self, spec: &GraphSpec) -> Result<Graph> {
         // The library takes any number, and says nothing †.
         let Options { vtcm, level } = spec.options;
@@ -101,12 +102,14 @@ impl Context {
         };
         let (graph_name, list) = (name(&spec.name)?, list(configs));
         let mut handle = ptr::null_mut();
-        // SAFETY: the context lives; name and list end as they must and live until the call returns; `handle` is written.
+        // SAFETY: the context lives; name and list end as they must and live until the call returns; `handle`
+        // is written.
         let called = backend.call(|| unsafe {
             create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle)
         });
         called.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
-        // Without being asked the backend takes any node, and fails where the graph is compiled, or computes something else †.
+        // Without a prior check the backend accepts any node, and fails when the graph is compiled, or
+        // computes something else †.
         let validate = table.backend_validate_op;
         let mut tensors = Vec::with_capacity(spec.tensors().len());
         for tensor in spec.tensors() {
@@ -167,8 +170,8 @@ impl Context {
         Ok(Graph { context: Rc::clone(&self.held), handle, info })
     }
 
-    /// The compiled graphs as bytes, for the chip. The first context of a process gives the same bytes for the same graphs; later ones have
-    /// other numbers in them ([`worker`](crate::worker)).
+    /// The compiled graphs as bytes, for the chip. The first context of a process gives the same bytes for
+    /// the same graphs; later ones have other numbers in them ([`worker`](crate::worker)).
     ///
     /// # Errors
     /// [`Error::Call`] if the library refuses.
@@ -196,8 +199,8 @@ impl Context {
     /// A context of the bytes that [`Context::binary`] gave, with its graphs in an order of the library's.
     ///
     /// # Errors
-    /// [`Error::Binary`] if they are damaged, [`Error::Soc`] if they are for another chip, [`Error::Call`] for what the library
-    /// refuses otherwise.
+    /// [`Error::Binary`] if they are damaged, [`Error::Soc`] if they are for another chip, [`Error::Call`]
+    /// for what the library refuses otherwise.
     pub fn from_binary(device: &Rc<Device>, system: &System, bytes: &[u8]) -> Result<(Self, Vec<Graph>)> {
         let info = system.binary_info(bytes)?;
         let context = Self::load(device, &info, bytes)?;
@@ -205,8 +208,8 @@ impl Context {
         Ok((context, graphs))
     }
 
-    /// A context of the bytes that [`Context::binary`] gave, of which `info` is the description; its graphs are
-    /// [retrieved](Context::retrieve) one by one.
+    /// A context of the bytes that [`Context::binary`] gave, of which `info` is the description; its graphs
+    /// are [retrieved](Context::retrieve) one by one.
     ///
     /// # Errors
     /// [`Error::Soc`] if they are for another chip, [`Error::Call`] for what the library refuses otherwise.
@@ -216,7 +219,8 @@ impl Context {
         let load =
             backend.table().context_from_binary.ok_or_else(|| backend.lack("contextCreateFromBinary"))?;
         let mut handle = ptr::null_mut();
-        // SAFETY: backend and device live, the bytes are there until the call returns, `handle` is written; no profile.
+        // SAFETY: backend and device live, the bytes are there until the call returns, `handle` is written;
+        // no profile.
         let called = backend.call(|| unsafe {
             load(
                 backend.handle(),
@@ -249,7 +253,8 @@ impl Drop for HeldContext {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().context_free, self.handle.is_null()) {
             let _calling = Calling::begin();
-            // SAFETY: graphs hold the context, so that none uses it any more; device and backend are let go after it.
+            // SAFETY: graphs hold the context, so none of them uses it any more; device and backend are
+            // released after it.
             unsafe { free(self.handle, ptr::null_mut()) };
         }
     }
@@ -269,7 +274,8 @@ impl Graph {
         called.map_err(|r| r.of(format!("to compile graph `{}`", self.info.name)))
     }
 
-    /// Executes it: stored numbers in, stored numbers out, each tensor dense and in the order of [`GraphInfo`].
+    /// Executes it: stored numbers in, stored numbers out, each tensor dense and in the order of
+    /// [`GraphInfo`].
     ///
     /// # Errors
     /// As [`Graph::execute_in`].
@@ -281,11 +287,12 @@ impl Graph {
         Ok(outputs)
     }
 
-    /// As [`Graph::execute`], in memory of the caller's, of which nothing is copied. The library is given inputs as memory that it
-    /// could write to.
+    /// As [`Graph::execute`], in memory of the caller's, of which nothing is copied. The library is given
+    /// inputs as memory that it could write to.
     ///
     /// # Errors
-    /// [`Error::Inputs`] if there are not as many tensors, or of other lengths; [`Error::Call`] if the library refuses.
+    /// [`Error::Inputs`] if there are not as many tensors, or of other lengths; [`Error::Call`] if the
+    /// library refuses.
     pub fn execute_in(&self, inputs: &mut [Vec<u8>], outputs: &mut [Vec<u8>]) -> Result<()> {
         let from = self.ports(&self.info.inputs, "inputs", abi::APP_WRITE, inputs)?;
         let to = self.ports(&self.info.outputs, "outputs", abi::APP_READ, outputs)?;
@@ -295,7 +302,8 @@ impl Graph {
         let mut taken: Vec<Tensor> = to.iter().map(|h| h.tensor).collect();
         let count = |tensors: &[Tensor], what| count(tensors.len(), what, &self.info.name);
         let (inputs, outputs) = (count(&given, "inputs")?, count(&taken, "outputs")?);
-        // SAFETY: the graph's context lives; every tensor has memory of its length, which nothing else uses; no profile, no signal.
+        // SAFETY: the graph's context lives; every tensor has memory of its length, which nothing else uses;
+        // no profile, no signal.
         let called = backend.call(|| unsafe {
             execute(
                 self.handle,
@@ -346,7 +354,8 @@ mod tests {
     use crate::graph::{DType, Node};
     use crate::soc::SOCS;
 
-    /// [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of the chips.
+    /// [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of
+    /// the chips.
     #[test]
     fn without_a_device_a_graph_is_for_another_chip() {
         let found = Installation::find(&moec_testing::cache().unwrap_or_default());

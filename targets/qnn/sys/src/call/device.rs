@@ -72,7 +72,8 @@ impl Backend {
         let Some(found) = found else {
             return Err(lib.strange(format!("it has no interface of version {API}")));
         };
-        // SAFETY: as above; this function is in every table of version 2, and the rest of it is not touched before its answer is known.
+        // SAFETY: as above; this function is in every table of version 2, and the rest of it is not touched
+        // before its answer is known.
         let build_id = unsafe { (*found).table.backend_build_id };
         let build = build_of(&lib, build_id)?;
         // SAFETY: the library is of the version whose table is declared.
@@ -160,7 +161,8 @@ fn build_of(lib: &Loaded, build_id: Option<BuildId>) -> Result<String> {
 impl Drop for Backend {
     fn drop(&mut self) {
         let _calling = Calling::begin();
-        // SAFETY: whatever was made with either holds this backend, so that nothing uses them any more; null ones were never made.
+        // SAFETY: whatever was made with either holds this backend, so that nothing uses them any more; null
+        // ones were never made.
         unsafe {
             if let (Some(free), false) = (self.table().backend_free, self.handle.is_null()) {
                 free(self.handle);
@@ -172,8 +174,8 @@ impl Drop for Backend {
     }
 }
 
-/// The chip that this process compiles for, and how many devices of it there are. The library checks nodes for the chip that was chosen
-/// last, whatever device a graph is for †; so there is one chip at a time.
+/// The chip that this process compiles for, and how many devices of it there are. The library checks nodes
+/// for the chip that was chosen last, whatever device a graph is for †; so there is one chip at a time.
 static CHIP: Mutex<(u32, usize)> = Mutex::new((0, 0));
 
 fn chip() -> MutexGuard<'static, (u32, usize)> {
@@ -206,7 +208,8 @@ impl Device {
             let said = format!("this process compiles for chip {}; take another process", chip.0);
             return Err(Error::Device { soc: soc.name.into(), model: soc.model, said, messages: Vec::new() });
         }
-        // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is written.
+        // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is
+        // written.
         let called = backend.call(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
         called.map_err(|Refusal { said, messages }| Error::Device {
             soc: soc.name.into(),
@@ -241,7 +244,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().device_free, self.handle.is_null()) {
             let _calling = Calling::begin();
-            // SAFETY: contexts hold the device, so that none uses it any more.
+            // SAFETY: contexts hold the device, so none of them uses it any more.
             unsafe { free(self.handle) };
         }
         chip().1 -= 1;
@@ -253,7 +256,8 @@ mod tests {
     use super::*;
     use crate::soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1};
 
-    /// The chip of a process is let go with its last device. Here since no other test of this program has one.
+    /// The chip of a process is let go with its last device. Here since no other test of this program has
+    /// one.
     #[test]
     fn a_process_has_one_chip_after_the_other() {
         let found = Installation::find(&moec_testing::cache().unwrap_or_default());

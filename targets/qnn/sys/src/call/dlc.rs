@@ -87,8 +87,8 @@ impl Context {
                 return Err(broken(said(status)));
             }
             let (mut list, mut count) = (ptr::null_mut(), 0);
-            // SAFETY: backend and context live; the table is passed by value and whole, which the build's version was checked for; `list` and
-            // `count` are written.
+            // SAFETY: backend and context live; the table is passed by value and whole, which the build's
+            // version was checked for; `list` and `count` are written.
             let status = unsafe {
                 compose(
                     file,
@@ -107,7 +107,8 @@ impl Context {
             } else if count > MOST || (count > 0 && list.is_null()) {
                 Err(broken(format!("it has {count} graphs")))
             } else {
-                // SAFETY: the array has `count` graphs. It is not freed: it is some kilobytes, and of an allocator that is not ours.
+                // SAFETY: the array has `count` graphs. It is not freed: it is some kilobytes, and of an
+                // allocator that is not ours.
                 (0..count as usize).map(|i| unsafe { graph(&*list.add(i)) }).collect()
             };
             // SAFETY: the file was opened above; what was composed of it is the context's.

@@ -26,7 +26,8 @@ impl Loaded {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let failed = |why: String| Error::Load { path: path.to_owned(), why };
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.to_string()))?;
-        // SAFETY: the name ends in a zero byte. What the library does while it is loaded is trusted: its user installed it.
+        // SAFETY: the name ends in a zero byte. What the library does while it is loaded is trusted: its user
+        // installed it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(failed(last_error()));
@@ -37,7 +38,7 @@ impl Loaded {
     /// Address of a symbol.
     ///
     /// # Errors
-    /// [`Error::Version`] if there is none.
+    /// [`Error::Version`] if the table is missing.
     pub(crate) fn symbol(&self, name: &CStr) -> Result<*mut c_void> {
         // SAFETY: the handle is of `dlopen` and never closed, and the name ends in a zero byte.
         let symbol = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
@@ -50,7 +51,7 @@ impl Loaded {
     /// Addresses of the interfaces that it offers, none of them null. They are the library's own, and stay.
     ///
     /// # Errors
-    /// [`Error::Version`] if there are none.
+    /// [`Error::Version`] if the functions are missing.
     ///
     /// # Safety
     /// The symbol is a function that writes a list of addresses of `T` and its length.

@@ -55,7 +55,8 @@ pub(crate) unsafe extern "C" fn receive(format: *const c_char, _: u32, _: u64, a
         return;
     }
     let mut bytes = [0u8; LONGEST];
-    // SAFETY: at most `LONGEST` bytes are written, the last of them zero; format and arguments are the library's own pair.
+    // SAFETY: at most `LONGEST` bytes are written, the last of them zero; format and arguments are the
+    // library's own pair.
     let n = unsafe { vsnprintf(bytes.as_mut_ptr().cast(), LONGEST, format, arguments) };
     let n = usize::try_from(n).unwrap_or(0).min(LONGEST - 1);
     let line = String::from_utf8_lossy(&bytes[..n]).trim().to_owned();

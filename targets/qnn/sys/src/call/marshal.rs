@@ -1,4 +1,5 @@
-//! Tensors and nodes in the library's form. The structures hold addresses; what they point to is held beside them.
+//! Tensors and nodes in the library's form. The structures hold addresses; what they point to is held beside
+//! them.
 
 use crate::abi::{self, Encoding, OpConfig, Param as AbiParam, Quantize, Tensor, TensorV1};
 use crate::error::{Error, Result};
@@ -19,7 +20,8 @@ pub(crate) fn count(n: usize, what: &'static str, of: &str) -> Result<u32> {
     u32::try_from(n).map_err(|_| Error::Count { of: of.into(), found: n as u64, what: what.into() })
 }
 
-/// A tensor with everything that its structure points to. It does not move while that structure is in use: all parts are on the heap.
+/// A tensor with everything that its structure points to. It does not move while that structure is in use:
+/// all parts are on the heap.
 pub(crate) struct OwnedTensor {
     pub(crate) tensor: Tensor,
     _parts: Parts,
@@ -130,7 +132,8 @@ pub(crate) struct OwnedNode {
 }
 
 impl OwnedNode {
-    /// A node over tensors that the graph has been told of, in the order of their ids. Parameters that are tensors keep their data.
+    /// A node over tensors that the graph has been told of, in the order of their ids. Parameters that are
+    /// tensors keep their data.
     pub(crate) fn of(node: &Node, tensors: &[OwnedTensor]) -> Result<Self> {
         let find = |id: &crate::graph::TensorId| {
             tensors.get(id.index()).map(|held| held.tensor).ok_or_else(|| Error::Graph {

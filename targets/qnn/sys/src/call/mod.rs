@@ -1,7 +1,7 @@
 //! Calls of the library: every `unsafe` block of this crate is below here.
 //!
-//! One call at a time: a lock holds the others back, so that what is logged belongs to the call that is under way, and nothing
-//! depends on whether the library minds several threads.
+//! One call at a time: a lock serialises them, so that log lines belong to the current call, and thread
+//! safety of the library does not matter.
 
 mod context;
 mod device;

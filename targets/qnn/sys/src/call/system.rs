@@ -14,8 +14,8 @@ use std::ptr;
 const MOST: u32 = 1 << 16;
 /// Most dimensions of a tensor.
 const RANK_MOST: u32 = 8;
-/// Version of the operating system interface that 2.51 has, and whose structures are declared in `abi`. Arrays of them are walked, so that another
-/// one, where they may be longer, is refused.
+/// Version of the operating system interface that 2.51 has, and whose structures are declared in `abi`.
+/// Arrays of them are walked, so that another one, where they may be longer, is refused.
 const API: (u32, u32) = (1, 15);
 
 /// The part of the library that reads files.
@@ -42,7 +42,8 @@ pub struct TensorInfo {
     pub code: u32,
     /// Sizes, outermost first.
     pub dims: Vec<u32>,
-    /// Values of its stored numbers; [`Quant::None`] where it has a scale for each channel, which none of moec's ports has.
+    /// Values of its stored numbers; [`Quant::None`] where it has a scale for each channel, which none of
+    /// moec's ports has.
     pub quant: Quant,
 }
 
@@ -50,7 +51,7 @@ impl TensorInfo {
     /// Type of its elements.
     ///
     /// # Errors
-    /// [`Error::Binary`] if it is none that moec knows.
+    /// [`Error::Binary`] if moec does not know its form.
     pub fn dtype(&self) -> Result<DType> {
         DType::of_code(self.code).ok_or_else(|| Error::Binary {
             what: format!("tensor `{}`", self.name),
@@ -155,7 +156,7 @@ impl System {
     /// Description of a context binary by itself.
     ///
     /// # Errors
-    /// [`Error::Binary`] if it is none.
+    /// [`Error::Binary`] if it is invalid.
     pub fn binary_info(&self, bytes: &[u8]) -> Result<BinaryInfo> {
         let (Some(create), Some(info), Some(free)) =
             (self.table.context_create, self.table.context_binary_info, self.table.context_free)
@@ -261,7 +262,8 @@ unsafe fn tensor(tensor: &Tensor) -> Result<TensorInfo> {
     if v1.rank > RANK_MOST || (v1.rank > 0 && v1.dims.is_null()) {
         return Err(broken(format!("a tensor has {} dimensions", v1.rank)));
     }
-    // SAFETY: the sizes are an array of the library's, as long as the rank; the encoding says which member of the union it is.
+    // SAFETY: the sizes are an array of the library's, as long as the rank; the encoding says which member of
+    // the union it is.
     unsafe {
         let dims = (0..v1.rank as usize).map(|i| *v1.dims.add(i)).collect();
         let quant = match (v1.quantize.definition, v1.quantize.encoding) {

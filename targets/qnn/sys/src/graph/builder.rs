@@ -73,7 +73,8 @@ impl Node {
     }
 }
 
-/// Options of a graph's compilation. Floats are computed in 16 bits, whatever is requested: the chips have nothing wider.
+/// Options of a graph's compilation. Floats are computed in 16 bits, whatever is requested: the chips have
+/// nothing wider.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Options {
     /// MiB of the tensor unit's memory that it may use, at most what the chip has; 0 for all.
@@ -88,8 +89,8 @@ impl Default for Options {
     }
 }
 
-/// A graph as data. Every tensor and node is checked when it is added: names, sizes, types and bytes, and that a node reads
-/// only what is there before it.
+/// A graph as data. Every tensor and node is checked when it is added: names, sizes, types and bytes, and
+/// that a node reads only what is there before it.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct GraphSpec {
     /// Name, of its own in the context.
@@ -116,7 +117,8 @@ impl GraphSpec {
         &self.nodes
     }
 
-    /// Its inputs, in the order in which they were added: the order of [`Graph::execute`](crate::Graph::execute).
+    /// Its inputs, in the order in which they were added: the order of
+    /// [`Graph::execute`](crate::Graph::execute).
     pub fn inputs(&self) -> impl Iterator<Item = &TensorSpec> {
         self.tensors.iter().filter(|t| t.role == Role::Input)
     }
@@ -207,8 +209,8 @@ impl GraphSpec {
     /// Adds a node.
     ///
     /// # Errors
-    /// [`Error::Graph`] if its name is another one's, it reads what was not written, writes what is written already or is no value
-    /// of the graph's, or a parameter is no constant.
+    /// [`Error::Graph`] if its name is taken, it reads an unwritten value, it writes a value that is written
+    /// already or is unknown to the graph, or a parameter is not constant.
     pub fn node(&mut self, mut node: Node) -> Result<()> {
         if node.name.is_empty() {
             node.name = format!("{}_{}", node.op, self.nodes.len());
@@ -269,8 +271,8 @@ impl GraphSpec {
         Some((all(&node.inputs)?, all(&node.outputs)?, all(&params)?))
     }
 
-    /// Whether it is whole: it has a name, nodes, and every output is written. Checked where it is composed, and of one that came from
-    /// elsewhere everything is checked again.
+    /// Whether it is complete: it has a name, nodes, and every output is written. Checked where it is
+    /// composed; a graph from elsewhere is checked again as a whole.
     ///
     /// # Errors
     /// [`Error::Graph`] with what is wrong.

@@ -1,4 +1,4 @@
-//! Types of numbers, and how stored numbers stand for real ones.
+//! Types of numbers, and the encoding of real numbers in them.
 #![expect(clippy::cast_possible_truncation, reason = "numbers are rounded and clamped to their range before")]
 
 use bincode::{Decode, Encode};
@@ -46,7 +46,7 @@ const ROWS: [Row; 10] = [
 
 impl DType {
     fn row(self) -> &'static Row {
-        // Rows stand in the order of the variants; a test holds them to it.
+        // Rows are in the order of the variants; a test checks this.
         &ROWS[self as usize]
     }
 
@@ -88,7 +88,8 @@ pub enum Quant {
     /// They are what they are.
     #[default]
     None,
-    /// One scale and one offset. The offset is QNN's: the negated zero point, at most 0 for types without a sign.
+    /// One scale and one offset. The offset is QNN's: the negated zero point, at most 0 for types without a
+    /// sign.
     Tensor {
         /// Real distance of two neighbouring numbers, above zero.
         scale: f32,
@@ -99,7 +100,7 @@ pub enum Quant {
     Channels {
         /// The axis.
         axis: u32,
-        /// Bits of a number: 4 or 8, of biases 32. Numbers of 4 bits lie one in each byte, `stored & 0xF`.
+        /// Bits of a number: 4 or 8, of biases 32. Numbers of 4 bits are one in each byte, `stored & 0xF`.
         bits: u32,
         /// Scales, as many as the axis is long.
         scales: Vec<f32>,
@@ -107,7 +108,7 @@ pub enum Quant {
 }
 
 impl Quant {
-    /// The scale and offset with which a type without a sign and of so many bits covers `low ..= high` and zero.
+    /// The scale and offset with which an unsigned type of this many bits covers `low ..= high` and zero.
     pub fn covering(low: f32, high: f32, bits: u32) -> Self {
         let (low, high) = (low.min(0.0), high.max(0.0));
         let steps = ((1u64 << bits.min(32)) - 1) as f32;
@@ -115,8 +116,9 @@ impl Quant {
         Self::Tensor { scale, offset: (low / scale).round() as i32 }
     }
 
-    /// The scale and offset with which a type without a sign and of so many bits covers `-reach .. reach`, zero in its middle: what
-    /// some operators want of 16 bits. The largest number is one step below `reach`, since half of all are negative.
+    /// The scale and offset with which an unsigned type of this many bits covers `-reach .. reach`, with zero
+    /// in its middle, as some operators require with 16 bits. The largest number is one step below `reach`,
+    /// since half of all are negative.
     pub fn symmetric(reach: f32, bits: u32) -> Self {
         let half = 1i32 << (bits.clamp(1, 31) - 1);
         Self::Tensor { scale: (reach.abs() / half as f32).max(f32::MIN_POSITIVE), offset: -half }
@@ -128,8 +130,8 @@ pub fn real(stored: i64, scale: f32, offset: i32) -> f64 {
     (stored + i64::from(offset)) as f64 * f64::from(scale)
 }
 
-/// The stored number that stands for a real one, of those from `least` to `most`, and whether it is saturated: more than half a step
-/// outside of what these reach. Halves go to the even number; NaN becomes the stored number of zero, and is
+/// The stored number for a real one, from `least` to `most`, and whether it is saturated: more than half a
+/// step outside of the range. Ties go to the even number; NaN becomes the stored number of zero, and is
 /// saturated.
 pub fn stored(real: f64, scale: f32, offset: i32, (least, most): (i64, i64)) -> (i64, bool) {
     let exact = real / f64::from(scale) - f64::from(offset);

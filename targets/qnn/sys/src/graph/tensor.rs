@@ -72,7 +72,7 @@ impl Data {
         }
     }
 
-    /// Whether it gives none.
+    /// Whether it has no data.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -80,7 +80,7 @@ impl Data {
     /// The bytes.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read, is shorter, or is no regular one.
+    /// [`Error::Io`] if the file cannot be read, is shorter, or is not a regular one.
     pub fn read(&self) -> Result<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Ok(bytes.clone()),

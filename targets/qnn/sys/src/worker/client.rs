@@ -1,4 +1,4 @@
-//! The caller's side: starts the process, sends requests, and notices its death.
+//! The caller's side: starts the process, sends requests, and notices its end.
 
 use super::limit::within;
 use super::protocol::{Answer, Request, encode, receive, send};
@@ -45,8 +45,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a process for a chip. With `share`, equal weights of its graphs are kept once; the emulator compiles and executes such
-    /// graphs and saves them, and refuses to load what was saved.
+    /// Starts a process for a chip. With `share`, equal weights of its graphs are stored once. The emulator
+    /// compiles, executes and saves such graphs, but refuses to load a saved one.
     ///
     /// # Errors
     /// [`Error::Start`], or whatever the library cannot do.
@@ -137,7 +137,8 @@ impl Worker {
         }
     }
 
-    /// The context binary. The same graphs, composed in the same order by a fresh worker, give the same bytes.
+    /// The context binary. The same graphs, composed in the same order by a fresh worker, give the same
+    /// bytes.
     ///
     /// # Errors
     /// As [`Context::binary`](crate::Context::binary), and [`Error::Died`].
@@ -188,8 +189,8 @@ impl Worker {
         }
     }
 
-    /// Sends a request and waits for the answer. The process is ended when its time is over, which ends the waiting; also
-    /// says whether it was.
+    /// Sends a request and waits for the answer. The process is ended when its time is over, which ends the
+    /// waiting; also says whether it was.
     fn exchange(&mut self, wire: &[u8]) -> (io::Result<Option<Answer>>, bool) {
         let Self { child, requests, answers, limit, .. } = self;
         within(child, *limit, || match requests {

@@ -5,8 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// Does what waits for a process, say reads its answer. When the limit is over the process is ended, which ends the waiting.
-/// Gives what came of it, and whether the process was ended.
+/// Does what waits for a process, say reads its answer. When the limit is over the process is ended, which
+/// ends the waiting. Gives what came of it, and whether the process was ended.
 pub fn within<R>(child: &mut Child, limit: Duration, work: impl FnOnce() -> R) -> (R, bool) {
     let (done, waiting) = mpsc::channel::<()>();
     thread::scope(|scope| {

@@ -14,7 +14,8 @@ const LONGEST: u64 = 1 << 33;
 /// Request.
 #[derive(Debug, Encode, Decode)]
 pub(super) enum Request {
-    /// First of all: load the library from a folder, for the chip of that number, with a context that shares weights or not.
+    /// First of all: load the library from a folder, for the chip of that number, with a context that shares
+    /// weights or not.
     Open { folder: PathBuf, model: u32, share: bool },
     /// Add a graph and compile it.
     Compose(GraphSpec),
@@ -85,7 +86,7 @@ impl Answer {
 /// A message after its length.
 ///
 /// # Errors
-/// It is too long, or has a path that is no UTF-8.
+/// It is too long, or has a path that is not UTF-8.
 pub(super) fn encode(message: &impl Encode) -> io::Result<Vec<u8>> {
     let mut wire = vec![0; HEAD];
     bincode::encode_into_std_write(message, &mut wire, bincode::config::standard())
@@ -136,8 +137,9 @@ pub(super) fn receive<T: Decode<()>>(from: &mut impl Read) -> io::Result<Option<
     if read == bytes.len() { Ok(Some(message)) } else { Err(io::Error::other("bytes after a message")) }
 }
 
-/// Decodes a message in no more memory than a message of this length can need: memory is requested before the bytes that fill it
-/// are looked for, so that a damaged length would request any. Structures take more room than their encoding, bytes as much.
+/// Decodes a message in no more memory than a message of this length can need. Memory is allocated before the
+/// bytes that fill it are read, so a damaged length could request any amount. Structures take more room than
+/// their encoding, bytes as much.
 fn decode<T: Decode<()>>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
     match bytes.len() as u64 {
         0..KIB => within::<T, { most(64 * KIB) }>(bytes),
@@ -180,7 +182,7 @@ mod tests {
         assert!(receive::<Request>(&mut from).unwrap().is_none());
     }
 
-    /// Bytes and structures whose number is damaged: memory for so many is not even requested.
+    /// Bytes and structures whose number is damaged: memory for that many is not even requested.
     #[test]
     fn a_message_says_how_much_is_in_it_and_is_not_believed() {
         // Of a variant, one length in a byte, and what follows.
@@ -228,7 +230,8 @@ mod tests {
             }
             wire.truncate(keep);
             wire.extend(fill);
-            // Whatever comes, it is a message, the end, or an error: nothing panics or takes memory without bound.
+            // Whatever comes, it is a message, the end, or an error: nothing panics or takes memory without
+            // bound.
             let _ = receive::<Answer>(&mut wire.as_slice());
         }
     }

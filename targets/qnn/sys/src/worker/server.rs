@@ -10,7 +10,8 @@ use std::io;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-/// Answers requests from stdin until there are no more: all that the program of a [`Worker`](super::Worker) has to do.
+/// Answers requests from stdin until there are no more: all that the program of a [`Worker`](super::Worker)
+/// has to do.
 pub fn serve() -> ExitCode {
     match stdio::take().and_then(|(from, to)| answer_all(from, to)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -25,8 +25,8 @@ impl Stderr {
         Self { reader: std::thread::spawn(move || keep(from, &to)), kept }
     }
 
-    /// The last lines, without blank ones. The end is waited for no longer than this: a child that the process has started
-    /// may still hold it open.
+    /// The last lines, without blank ones. The end is waited for no longer than this: a child that the
+    /// process has started may still hold it open.
     pub(super) fn last(self, patience: Duration) -> Vec<String> {
         let begin = Instant::now();
         while !self.reader.is_finished() && begin.elapsed() < patience {

@@ -59,7 +59,8 @@ fn a_binary_says_what_it_is() {
     }
 }
 
-/// Four graphs with their weights once: the emulator executes them and saves them, and says that it cannot load them.
+/// Four graphs with their weights once: the emulator executes them and saves them, and says that it cannot
+/// load them.
 #[test]
 fn shared_weights_are_there_once() {
     let Some(installation) = installation() else { return };
@@ -86,7 +87,8 @@ fn shared_weights_are_there_once() {
     assert_eq!(outputs[0], outputs[1]);
 }
 
-/// A graph that was refused half-way stays: what is beside it computes, and the context cannot be saved any more.
+/// A graph that was refused half-way stays: what is beside it computes, and the context cannot be saved any
+/// more.
 #[test]
 fn a_context_with_a_refused_graph_computes_and_is_not_saved() {
     let Some(installation) = installation() else { return };

@@ -1,4 +1,5 @@
-//! Linear layers, which is what the tensor unit is for: activations of 16 bits, weights of 8 and 4 with a scale for each row.
+//! Linear layers, which is what the tensor unit is for: activations of 16 bits, weights of 8 and 4 with a
+//! scale for each row.
 
 use crate::support::{
     Weights, installation, linear, load, newest, numbers, product, relative, rounded, store, worker,
@@ -84,7 +85,8 @@ fn rows_of_two_widths_joined() {
     assert!(error < 4e-4, "{error:.1e}");
 }
 
-/// The same numbers through a 1×1 convolution, whose weights lie the other way round, with scales along their last axis.
+/// The same numbers through a 1×1 convolution, whose weights are transposed, with scales along their last
+/// axis.
 #[test]
 fn a_convolution_of_one_by_one() {
     let Some(installation) = installation() else { return };

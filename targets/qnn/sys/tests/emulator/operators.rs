@@ -4,8 +4,8 @@ use crate::support::{Single, installation, numbers, worker};
 use moec_qnn_sys::{DType, Error, Node, Quant, SOCS, Scalar};
 use std::path::Path;
 
-/// An operator: its name, what makes a graph of it, and the types that the emulator has it for, with the largest
-/// relative error of each.
+/// An operator: its name, what makes a graph of it, and the types that the emulator has it for, with the
+/// largest relative error of each.
 type Row = (&'static str, fn(&mut Single), &'static [(DType, f64)]);
 
 /// Operators that only later architectures have: operator, type, first architecture.
@@ -288,7 +288,8 @@ fn operators_compute_what_they_should() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The page has a row for every operator, with a figure for every type that it is tested for, and for no other.
+/// The page has a row for every operator, with a figure for every type that it is tested for, and for no
+/// other.
 #[test]
 fn the_page_has_every_operator() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/qnn.md");

@@ -107,7 +107,7 @@ fn damaged_binaries_harm_nobody() {
     }
 }
 
-/// A process that dies is an error, with how it ended; at the next request it says so again.
+/// A process that dies is an error that says how it ended; the next request fails with the same error.
 #[test]
 fn a_death_is_an_error() {
     let Some(installation) = installation() else { return };
@@ -128,7 +128,8 @@ fn a_death_is_an_error() {
     assert!(matches!(start(nobody), Error::Start { .. }));
 }
 
-/// A process that does not answer is ended when its time is over, also one that does not even read its requests.
+/// A process that does not answer is ended when its time is over, also one that does not even read its
+/// requests.
 #[test]
 fn a_process_that_hangs_is_ended() {
     let Some(installation) = installation() else { return };

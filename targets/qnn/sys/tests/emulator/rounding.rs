@@ -1,4 +1,5 @@
-//! Distance of stored numbers from the right ones, in steps: what an evaluator of the same networks can rely on.
+//! Distance of stored numbers from the right ones, in steps: what an evaluator of the same networks can rely
+//! on.
 
 use crate::support::{Single, installation, linear, numbers, worker};
 use moec_qnn_sys::{
@@ -15,8 +16,8 @@ fn steps(stored: &[u8], want: &[f64], quant: &Quant) -> (f64, f64, f64) {
     (low, high, off.iter().sum::<f64>() / off.len() as f64)
 }
 
-/// The newer chip sums in all bits: half a step for weights of 8 bits, three for those of 4, downwards. The older one is off by up to
-/// 2⁻¹¹ of the range.
+/// The newer chip sums in all bits: half a step for weights of 8 bits, three for those of 4, downwards. The
+/// older one is off by up to 2⁻¹¹ of the range.
 #[test]
 fn linear_layers_in_steps() {
     let Some(installation) = installation() else { return };

@@ -49,7 +49,7 @@ pub(crate) fn centred(dtype: DType, of: &[f64]) -> Quant {
     dtype.bits().map_or(Quant::None, |bits| Quant::symmetric(high.max(-low) * 1.01, bits))
 }
 
-/// Bytes that stand for numbers.
+/// Numbers as bytes.
 pub(crate) fn store(values: &[f64], dtype: DType, quant: &Quant) -> Vec<u8> {
     let stored = |v: f64| match quant {
         Quant::Tensor { scale, offset } => (v / f64::from(*scale)).round() - f64::from(*offset),
@@ -71,7 +71,7 @@ pub(crate) fn store(values: &[f64], dtype: DType, quant: &Quant) -> Vec<u8> {
     values.iter().flat_map(each).collect()
 }
 
-/// Numbers that bytes stand for.
+/// Numbers from bytes.
 pub(crate) fn load(bytes: &[u8], dtype: DType, quant: &Quant) -> Vec<f64> {
     let real = |q: f64| match quant {
         Quant::Tensor { scale, offset } => (q + f64::from(*offset)) * f64::from(*scale),

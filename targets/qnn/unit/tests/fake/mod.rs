@@ -1,4 +1,4 @@
-//! The library that stands in for QNN's in tests, compiled by the operating system's C compiler.
+//! The library that replaces QNN's in tests, compiled by the operating system's C compiler.
 
 use std::cell::Cell;
 use std::fs;

@@ -29,7 +29,7 @@ pub(in super::super) fn qwen2_moe(model: &Model<'_>, s: &mut Settings) -> Result
     Ok(())
 }
 
-/// Qwen3-MoE: they are.
+/// Qwen3-MoE: weights of experts are renormalised.
 pub(in super::super) fn qwen3_moe(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "Qwen3MoeForCausalLM", "qwen3_moe");
     let norm = model.keys.flag(".expert_weights_norm")?.unwrap_or(true);
@@ -38,7 +38,7 @@ pub(in super::super) fn qwen3_moe(model: &Model<'_>, s: &mut Settings) -> Result
     Ok(())
 }
 
-/// OLMoE: they are not.
+/// OLMoE: weights of experts are not renormalised.
 pub(in super::super) fn olmoe(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "OlmoeForCausalLM", "olmoe");
     experts_are_intermediate(s);
@@ -47,7 +47,7 @@ pub(in super::super) fn olmoe(model: &Model<'_>, s: &mut Settings) -> Result<()>
     Ok(())
 }
 
-/// DeepSeek-V2 and V3, distinguished by how experts are scored.
+/// DeepSeek-V2 and V3, which differ in the scoring of experts.
 pub(in super::super) fn deepseek(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     let keys = &model.keys;
     const GATING: &str = ".expert_gating_func";
@@ -87,11 +87,11 @@ pub(in super::super) fn glm4_moe(model: &Model<'_>, s: &mut Settings) -> Result<
     Ok(())
 }
 
-/// Phi-3.5-MoE and its like.
+/// Phi-3.5-MoE and its descendants.
 pub(in super::super) fn phimoe(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "PhimoeForCausalLM", "phimoe");
     experts_are_intermediate(s);
-    // What converters write is hidden size by heads, which is not so in Phi-tiny and Phi-mini.
+    // Converters write hidden size by heads, which is wrong for Phi-tiny and Phi-mini.
     s.remove("head_dim");
     put(s, "attention_bias", Some(model.has("blk.0.attn_q.bias")));
     put(s, "lm_head_bias", Some(model.has("output.bias")));
@@ -109,7 +109,7 @@ pub(in super::super) fn phimoe(model: &Model<'_>, s: &mut Settings) -> Result<()
     Ok(())
 }
 
-/// gpt-oss: a window in every second layer from the first on, and a ramp of YaRN that is not rounded.
+/// gpt-oss: every second layer from the first on has a window, and YaRN's ramp is not rounded.
 pub(in super::super) fn gpt_oss(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "GptOssForCausalLM", "gpt_oss");
     experts_are_intermediate(s);
@@ -122,7 +122,8 @@ pub(in super::super) fn gpt_oss(model: &Model<'_>, s: &mut Settings) -> Result<(
     Ok(())
 }
 
-/// SmallThinker: with a window, every fourth layer from the first on has neither it nor a rotation.
+/// SmallThinker: if there is a window, every fourth layer from the first on has neither the window nor a
+/// rotation.
 pub(in super::super) fn smallthinker(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "SmallThinkerForCausalLM", "smallthinker");
     let softmax = model.keys.count(".expert_gating_func")? == Some(1);

@@ -15,7 +15,8 @@ const FOLDS: [&str; 2] = ["linear_attention", "full_attention"];
 const SLIDES: [&str; 2] = ["sliding_attention", "full_attention"];
 const SPARSE: [&str; 2] = ["sparse", "dense"];
 
-/// Whether each layer has a sliding window: a list, or all layers but every n-th. `usual` is the default of n.
+/// Whether each layer has a sliding window: by a list, or for all layers but every n-th. `usual` is the
+/// default of n.
 fn slides(model: &Model<'_>, usual: u64) -> Result<Vec<bool>> {
     const KEY: &str = ".attention.sliding_window_pattern";
     if model.keys.get(KEY).is_some_and(|v| v.as_array().is_some()) {
@@ -318,7 +319,7 @@ pub(in super::super) fn kimi_linear(model: &Model<'_>, s: &mut Settings) -> Resu
     Ok(())
 }
 
-/// Attention chunk and temperature step of Llama 4. llama.cpp has them as constants.
+/// Attention chunk and temperature step of Llama 4, which are constants in llama.cpp.
 const CHUNK: u64 = 8192;
 /// Number of experts of Maverick, which has no QK norm.
 const MAVERICK: u64 = 128;
@@ -345,7 +346,7 @@ pub(in super::super) fn llama4(model: &Model<'_>, s: &mut Settings) -> Result<()
     Ok(())
 }
 
-/// Hunyuan-A13B. The file has the scaled RoPE base.
+/// Hunyuan-A13B. The file has the RoPE base after scaling.
 #[expect(clippy::unnecessary_wraps, reason = "a row of a table of functions")]
 pub(in super::super) fn hunyuan_v1_moe(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe");
@@ -385,7 +386,7 @@ pub(in super::super) fn jamba(model: &Model<'_>, s: &mut Settings) -> Result<()>
     Ok(())
 }
 
-/// Period and offset of the layers that are true; `None` if they are not periodic.
+/// Period and offset of the layers that are `true`; `None` if they are not periodic.
 fn periodic(of: &[bool]) -> Option<(usize, usize)> {
     let mut at = of.iter().enumerate().filter(|(_, is)| **is).map(|(l, _)| l);
     let first = at.next()?;
@@ -405,7 +406,7 @@ pub(in super::super) fn afmoe(model: &Model<'_>, s: &mut Settings) -> Result<()>
     weights(model, s, "route_scale", true)
 }
 
-/// Step 3.5. Full-attention layers rotate half of a head, with frequency factors if the file has them.
+/// Step 3.5. Full-attention layers rotate half of each head, with frequency factors if the file has them.
 pub(in super::super) fn step3p5(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "Step3p5ForCausalLM", "step3p5");
     let keys = &model.keys;
@@ -454,7 +455,7 @@ pub(in super::super) fn mimo_v2_flash(model: &Model<'_>, s: &mut Settings) -> Re
     let keys = &model.keys;
     scored(model, 2)?;
     let of = windows(model, s, 6)?;
-    // The window of the file does not count the token itself.
+    // The file's window does not include the token itself.
     let before = s.remove("sliding_window");
     put(s, "sliding_window_size", before);
     put(s, "hybrid_layer_pattern", Some(of.iter().map(|&slides| u8::from(slides)).collect::<Vec<_>>()));

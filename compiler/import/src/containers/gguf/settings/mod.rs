@@ -1,9 +1,9 @@
-//! From the metadata to the keys of `config.json`.
+//! Conversion of the metadata to the keys of `config.json`.
 //!
-//! llama.cpp leaves out of its metadata what is the same in every model of an architecture that it knows. That is said here, as
-//! the published configurations have it.
+//! The metadata lacks values that llama.cpp has as constants of an architecture. They are given here as in
+//! the published configurations.
 //!
-//! [`late`] has the architectures of 2026, [`early`] the others.
+//! [`late`] has the architectures of 2026, [`early`] the earlier ones.
 
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
@@ -18,16 +18,16 @@ use moec_base::error::{Error, Result};
 use moec_gguf::Tensor;
 use serde_json::{Map as Object, Value, json};
 
-/// A configuration being put together.
+/// A configuration under construction.
 pub(super) type Settings = Object<String, Value>;
 
-/// Adds the keys that are an architecture's own.
+/// Adds the keys that only one architecture has.
 pub(super) type Own = fn(&Model<'_>, &mut Settings) -> Result<()>;
 
 /// A model's metadata and tensors.
 pub(super) struct Model<'a> {
     pub(super) keys: Keys<'a>,
-    /// By name, with the file that each is in.
+    /// Tensors by name, with the index of their file.
     pub(super) tensors: &'a IndexMap<&'a str, (usize, &'a Tensor<'a>)>,
     /// The files.
     pub(super) maps: &'a [Map],
@@ -38,18 +38,18 @@ impl Model<'_> {
         self.tensors.contains_key(tensor)
     }
 
-    /// An extent of a tensor, counted from the last axis.
+    /// An extent of a tensor; axes are counted from the last one.
     fn extent(&self, tensor: &str, back: usize) -> Option<usize> {
         self.tensors.get(tensor)?.1.shape.iter().rev().nth(back).copied()
     }
 
-    /// An extent of the first tensor whose name ends so.
+    /// An extent of the first tensor whose name has this suffix.
     fn extent_of_any(&self, end: &str, back: usize) -> Option<usize> {
         let name = self.tensors.keys().find(|name| name.ends_with(end))?;
         self.extent(name, back)
     }
 
-    /// The numbers of a vector.
+    /// The elements of a vector.
     fn vector(&self, tensor: &str) -> Option<Vec<f32>> {
         let (file, t) = self.tensors.get(tensor)?;
         let ([n], Some(decode)) = (&t.shape[..], t.kind.decode) else { return None };
@@ -58,7 +58,7 @@ impl Model<'_> {
         Some(out)
     }
 
-    /// Number of layers without those of multi-token prediction, which come last.
+    /// Number of layers. Layers for multi-token prediction, which come last, are not counted.
     fn layers(&self) -> Result<usize> {
         let all = self.keys.needed(".block_count")?;
         Ok(all.saturating_sub(self.keys.count(".nextn_predict_layers")?.unwrap_or(0)) as usize)
@@ -114,17 +114,17 @@ impl Model<'_> {
 /// Tensor of factors that divide the RoPE frequencies.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// Adds a key, if there is a value.
+/// Adds a key if there is a value.
 fn put(settings: &mut Settings, key: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         settings.insert(key.to_owned(), value.into());
     }
 }
 
-/// The configuration of a model of an architecture, which has keys of its own.
+/// Returns the configuration of a model of an architecture, with the architecture's own keys.
 ///
 /// # Errors
-/// Keys that are missing or cannot be, and models that are not supported.
+/// Fails if keys are missing or invalid, or if the model is not supported.
 pub(super) fn config(row: &Architecture, model: &Model<'_>) -> Result<Settings> {
     let keys = &model.keys;
     if model.has(ROPE_FREQS) && !row.rope_freqs {
@@ -166,14 +166,14 @@ pub(super) fn config(row: &Architecture, model: &Model<'_>) -> Result<Settings> 
     Ok(s)
 }
 
-/// Base and scaling of the rotation.
+/// Adds base and scaling of the rotation.
 fn rotation(keys: &Keys<'_>, s: &mut Settings) -> Result<()> {
     put(s, "rope_theta", keys.number(".rope.freq_base")?);
     const TYPE: &str = ".rope.scaling.type";
     let mut scaling = Settings::new();
     match keys.text(TYPE)?.unwrap_or("none") {
         kind @ ("linear" | "yarn") => put(&mut scaling, "rope_type", Some(kind)),
-        // Its factors are tensors.
+        // LongRoPE's factors are tensors.
         "none" | "longrope" => return Ok(()),
         other => return Err(keys.unsupported(TYPE, other, &["none", "linear", "yarn", "longrope"])),
     }
@@ -193,7 +193,7 @@ fn rotation(keys: &Keys<'_>, s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// First and last tokens of a text.
+/// First and last tokens of texts.
 fn special_tokens(keys: &Keys<'_>, s: &mut Settings) -> Result<()> {
     put(s, "bos_token_id", keys.count("tokenizer.ggml.bos_token_id")?);
     let mut ends: Vec<u64> = Vec::new();
@@ -204,29 +204,29 @@ fn special_tokens(keys: &Keys<'_>, s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// Names the architecture as `config.json` does.
+/// Adds the architecture as `config.json` names it.
 fn of(s: &mut Settings, architecture: &str, family: &str) {
     s.insert("architectures".to_owned(), json!([architecture]));
     s.insert("model_type".to_owned(), family.into());
 }
 
-/// The width of experts where `config.json` calls it `intermediate_size`.
+/// Adds the width of experts, for families with it in `intermediate_size`.
 fn experts_are_intermediate(s: &mut Settings) {
     if let Some(width) = s.remove("moe_intermediate_size") {
         s.insert("intermediate_size".to_owned(), width);
     }
 }
 
-/// A window of attention, unless it is 0.
+/// Adds a window of attention, unless it is 0.
 fn window(keys: &Keys<'_>) -> Result<Option<u64>> {
     Ok(keys.count(".attention.sliding_window")?.filter(|n| *n > 0))
 }
 
-/// Converters that left groups out, and what the models have that they wrote: the number of experts, groups, groups that are
-/// kept (DeepSeek-V2, and V3 with R1). All others have one group.
+/// Some converters did not write groups. The values for their models: number of experts, groups, and groups
+/// that are kept (DeepSeek-V2, and V3 with R1). All other models have one group.
 const GROUPS: [(u64, u64, u64); 2] = [(160, 8, 3), (256, 8, 4)];
 
-/// What DeepSeek's models and GLM-4.5 have in common.
+/// Adds keys that DeepSeek's models and GLM-4.5 share.
 fn shared_and_groups(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     let keys = &model.keys;
     put(s, "first_k_dense_replace", Some(keys.count(".leading_dense_block_count")?.unwrap_or(0)));
@@ -242,17 +242,17 @@ fn shared_and_groups(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// Numbers as JSON; what is not finite becomes `null`, which no key takes.
+/// Numbers as JSON. Infinities and NaN become `null`, which no key accepts.
 fn decimals(numbers: &[f32]) -> Vec<Value> {
     numbers.iter().map(|x| decimal(*x)).collect()
 }
 
-/// The shortest decimal number that is this one in f32.
+/// The shortest decimal number with this f32 value.
 fn decimal(x: f32) -> Value {
     x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// Keys of multi-head latent attention, which llama.cpp describes as one wide KV head.
+/// Adds keys of multi-head latent attention, which llama.cpp describes as one wide KV head.
 fn latents(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     let keys = &model.keys;
     let heads = s.get("num_attention_heads").cloned();
@@ -269,7 +269,7 @@ fn latents(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     put(s, "v_head_dim", Some(either(".attention.value_length_mla", ".attention.value_length")?));
     put(s, "kv_lora_rank", Some(keys.needed(".attention.kv_lora_rank")?));
     put(s, "q_lora_rank", keys.count(".attention.q_lora_rank")?.filter(|n| *n > 0));
-    // 0.1 · `mscale_all_dim`, which is `mscale` in all that is published.
+    // The file has 0.1 · `mscale_all_dim`, which equals `mscale` in all published models.
     if let (Some(log), Some(Value::Object(scaling))) =
         (keys.number(".rope.scaling.yarn_log_multiplier")?, s.get_mut("rope_scaling"))
     {
@@ -280,7 +280,7 @@ fn latents(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// Fraction of a head's channels that are rotated, if the file has it.
+/// Fraction of a head's channels that is rotated, if the file has it.
 fn partial(model: &Model<'_>) -> Result<Option<f64>> {
     let keys = &model.keys;
     let (rotated, head) = (keys.count(".rope.dimension_count")?, keys.count(".attention.key_length")?);

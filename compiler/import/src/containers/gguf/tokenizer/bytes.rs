@@ -1,4 +1,4 @@
-//! Pairs of bytes that are merged, as GPT-2 has them.
+//! Byte-level BPE, as in GPT-2.
 
 use super::splits;
 use super::{Parts, Tokens};
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 const MERGES: &str = "tokenizer.ggml.merges";
 pub(super) const PRE: &str = "tokenizer.ggml.pre";
 
-/// The parts of a tokenizer of bytes.
+/// Returns the parts of a byte-level tokenizer.
 ///
 /// # Errors
-/// Merges that are missing or no pairs, and ways to split texts that are not known.
+/// Fails if merges are missing or are not pairs, or if the way to split texts is unknown.
 pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
     let merges = keys.texts(MERGES)?.ok_or_else(|| keys.missing(MERGES))?;
     let pair = |merge: &&str| {
-        // The first half may be a space of its own.
+        // The first half may begin with a space.
         let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
         let (left, right) = merge.split_at_checked(space?)?;
         Some(json!([left, right.get(1..)?]))

@@ -1,4 +1,4 @@
-//! From the metadata to a `tokenizer.json`.
+//! Conversion of the metadata to a `tokenizer.json`.
 #![expect(clippy::cast_possible_truncation, reason = "a type that is not a small number is an unknown one")]
 
 mod bytes;
@@ -17,25 +17,26 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const BOS: &str = "tokenizer.ggml.add_bos_token";
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// Special tokens as `tokenizer_config.json` calls them, and where their ids are.
+/// Special tokens by their names in `tokenizer_config.json`, and the keys of their ids.
 const SPECIAL: [(&str, &str); 4] = [
     ("bos_token", "tokenizer.ggml.bos_token_id"),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("unk_token", "tokenizer.ggml.unknown_token_id"),
     ("pad_token", "tokenizer.ggml.padding_token_id"),
 ];
-/// Types of tokens that stand for themselves in a text.
+/// Types of tokens that are matched as they are in a text.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const DEFINED: u64 = 4;
 
-/// How texts begin, in the keys of `tokenizer_config.json`.
+/// Tokens that are added before texts, by the keys of `tokenizer_config.json`.
 ///
 /// # Errors
-/// Values that cannot be.
+/// Fails if values are invalid.
 pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
     let mut map = Map::new();
-    // llama.cpp puts the first token before pieces, and of bytes that some ways split, where nothing is said.
+    // If the file does not say, llama.cpp adds the first token before pieces, and for some byte-level ways to
+    // split.
     let of_split = keys.text(bytes::PRE)?.and_then(splits::find).is_some_and(|split| split.begins);
     let begins = keys.flag(BOS)?.unwrap_or(keys.text(MODEL)? == Some("llama") || of_split);
     map.insert("add_bos_token".to_owned(), begins.into());
@@ -56,7 +57,7 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
 /// The tokenizer, if the file has one.
 ///
 /// # Errors
-/// Lists that do not fit each other, and kinds of tokenizers that are not supported.
+/// Fails if lists do not fit each other, or if the kind of tokenizer is not supported.
 pub(super) fn json(keys: &Keys<'_>) -> Result<Option<Vec<u8>>> {
     let parts = match keys.text(MODEL)? {
         None | Some("none") => return Ok(None),
@@ -79,7 +80,7 @@ pub(super) fn json(keys: &Keys<'_>) -> Result<Option<Vec<u8>>> {
     Ok(Some(whole.to_string().into_bytes()))
 }
 
-/// What differs between kinds of tokenizers.
+/// Parts that differ between kinds of tokenizers.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
@@ -113,7 +114,7 @@ impl<'a> Tokens<'a> {
         Ok(Self { texts, types })
     }
 
-    /// Ids by their texts. Where several tokens have the same text, the first is meant.
+    /// Ids by their texts. If several tokens have the same text, the first one is used.
     fn ids(&self) -> HashMap<&'a str, usize> {
         let mut ids = HashMap::with_capacity(self.texts.len());
         for (id, text) in self.texts.iter().enumerate() {
@@ -122,7 +123,7 @@ impl<'a> Tokens<'a> {
         ids
     }
 
-    /// The same as JSON, in the order of the ids.
+    /// The same as JSON, in the order of ids.
     fn vocabulary(&self) -> Map<String, Value> {
         let ids = self.ids();
         let first = |(id, text): &(usize, &&str)| ids.get(**text) == Some(id);
@@ -134,7 +135,7 @@ impl<'a> Tokens<'a> {
             .collect()
     }
 
-    /// Tokens that are found in a text before anything else is done to it. Those that control are left out of decoded texts.
+    /// Tokens that are matched in a text before anything else. Control tokens are left out of decoded texts.
     fn added(&self) -> Vec<Value> {
         let with_types = self.texts.iter().zip(&self.types).enumerate();
         let stands = with_types

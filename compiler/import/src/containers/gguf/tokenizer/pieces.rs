@@ -1,4 +1,4 @@
-//! Pieces of SentencePiece that are merged by their scores, as Llama and Mixtral have them.
+//! SentencePiece pieces that are merged by their scores, as in Llama and Mixtral.
 
 use super::{Parts, Tokens, UNKNOWN};
 use crate::containers::gguf::keys::Keys;
@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 
 const SCORES: &str = "tokenizer.ggml.scores";
 const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
-/// What stands for a space.
+/// The character that replaces a space.
 const SPACE: &str = "▁";
-/// Most characters of a piece whose halves are looked for; SentencePiece makes none of more than 16, by its default.
+/// Most characters of a piece that is split into halves; by default SentencePiece makes no piece longer than
+/// 16.
 const LONGEST: usize = 256;
 
-/// The parts of a tokenizer of pieces.
+/// Returns the parts of a tokenizer of pieces.
 ///
 /// # Errors
-/// Scores that are missing or do not fit.
+/// Fails if scores are missing or do not fit.
 pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
     let scores = keys.numbers(SCORES)?.ok_or_else(|| keys.missing(SCORES))?;
     if scores.len() != tokens.texts.len() {
@@ -58,8 +59,8 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
     })
 }
 
-/// Pairs of pieces whose union is a piece, the union of the best score first. Of one union, pairs stand in the order of the
-/// ids of their halves.
+/// Pairs of pieces whose union is a piece, by descending score of the union. Pairs with the same union are in
+/// the order of the ids of their halves.
 fn merges(tokens: &Tokens<'_>, scores: &[f64]) -> Vec<Value> {
     let ids = tokens.ids();
     let mut found: Vec<(f64, usize, usize)> = Vec::new();

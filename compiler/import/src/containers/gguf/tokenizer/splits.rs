@@ -1,20 +1,21 @@
-//! How texts are split before bytes are merged: what `tokenizer.ggml.pre` names, as the tokenizers of the models have it.
+//! Rules to split texts before bytes are merged, by the names in `tokenizer.ggml.pre`. The rules are those of
+//! the models' own tokenizers.
 
 use serde_json::{Value, json};
 
-/// A way to split texts.
+/// A rule to split texts.
 pub(super) struct Split {
     /// Its names in files.
     names: &'static [&'static str],
     /// Whether characters are composed first (NFC).
     pub(super) composed: bool,
-    /// Whether a word that is a token is taken without merging.
+    /// Whether a word that is a token is used without merging.
     pub(super) whole_words: bool,
-    /// Whether the first token stands before texts where the file does not say.
+    /// Default for adding the first token before texts.
     pub(super) begins: bool,
-    /// Whether digits stand by themselves.
+    /// Whether every digit is split off.
     digits: bool,
-    /// Expressions, each applied to what the one before left; none stands for GPT-2's own.
+    /// Regular expressions, each applied to the results of the one before; an empty list means GPT-2's own.
     expressions: &'static [&'static str],
 }
 
@@ -22,12 +23,13 @@ pub(super) struct Split {
 const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with up to three digits together.
 const THREE_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words split where small letters are followed by large ones.
+/// Words, split where a lower-case letter is followed by an upper-case one.
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// As Qwen's, with marks as parts of words.
+/// Qwen's expression, with combining marks as parts of words.
 const MARKED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words split where small letters are followed by large ones, single digits, and no endings of their own.
+/// Words, split where a lower-case letter is followed by an upper-case one, and single digits. English
+/// endings are not split off.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Words with the spaces between them.
 const SPACED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
@@ -35,7 +37,7 @@ const SPACED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p
 const PLAIN: Split =
     Split { names: &[], composed: false, whole_words: false, begins: false, digits: false, expressions: &[] };
 
-/// Every way that is known.
+/// Every known rule.
 static SPLITS: [Split; 13] = [
     Split { names: &["gpt-2", "gpt2"], ..PLAIN },
     Split { names: &["olmo"], composed: true, ..PLAIN },
@@ -54,7 +56,7 @@ static SPLITS: [Split; 13] = [
     Split { names: &["gpt-4o", "llama4", "minimax-m2"], expressions: &[O200K], ..PLAIN },
     Split { names: &["tekken"], whole_words: true, begins: true, expressions: &[TEKKEN], ..PLAIN },
     Split { names: &["exaone-moe"], expressions: &[SPACED], ..PLAIN },
-    // Letters are those that have a case: the tokenizer lists them one by one.
+    // Only letters with a case count: the tokenizer lists them one by one.
     Split {
         names: &["deepseek-llm"],
         digits: true,
@@ -78,7 +80,7 @@ static SPLITS: [Split; 13] = [
     },
 ];
 
-/// The way of a name.
+/// Returns the rule of a name.
 pub(super) fn find(name: &str) -> Option<&'static Split> {
     SPLITS.iter().find(|split| split.names.contains(&name))
 }
@@ -89,7 +91,7 @@ pub(super) fn names() -> Vec<&'static str> {
 }
 
 impl Split {
-    /// The `pre_tokenizer` of a `tokenizer.json`.
+    /// Returns the `pre_tokenizer` of a `tokenizer.json`.
     pub(super) fn json(&self) -> Value {
         let isolated = |regex: &&str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
         let mut all: Vec<Value> = self.expressions.iter().map(isolated).collect();

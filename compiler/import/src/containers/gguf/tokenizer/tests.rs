@@ -1,4 +1,4 @@
-//! Tokenizers that are put together, against SentencePiece and against what splits are for.
+//! Tests of tokenizers that are put together, against SentencePiece and against the purpose of splits.
 
 use super::splits;
 use super::*;
@@ -6,7 +6,7 @@ use moec_gguf::Header;
 use moec_runtime::serving::text::Text;
 use std::path::Path;
 
-/// The tokenizer of a file.
+/// Returns the tokenizer of a file.
 fn read(header: &Header<'_>) -> Text {
     let text = json(&Keys::new("sample", header)).unwrap().unwrap();
     Text::parse(&text, None).unwrap()
@@ -24,7 +24,7 @@ fn pieces_are_merged_as_sentencepiece_does() {
         let want: Vec<u32> =
             ids.split(',').filter(|id| !id.is_empty()).map(|id| id.parse().unwrap()).collect();
         assert_eq!(text.encode(sample).unwrap(), want, "{sample:?}");
-        // What stands for a space is one.
+        // The replacement of a space is itself a token.
         assert_eq!(text.decode(&want).unwrap(), sample.replace('▁', " "));
         longest = longest.max(want.len());
     }
@@ -33,14 +33,14 @@ fn pieces_are_merged_as_sentencepiece_does() {
     assert_eq!(config["add_bos_token"], true);
 }
 
-/// A text after its length.
+/// Writes a text after its length.
 fn entry(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A file of a tokenizer of bytes whose only words are these, each merged from left to right.
+/// Writes a file of a byte-level tokenizer with only these words, each merged from left to right.
 fn file(pre: &str, words: &[&str]) -> Vec<u8> {
-    // The characters by which GPT-2 writes bytes.
+    // The characters that GPT-2 uses for bytes.
     let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 256;
     let characters: Vec<char> = (0..=255_u8)
@@ -85,7 +85,7 @@ fn file(pre: &str, words: &[&str]) -> Vec<u8> {
     out
 }
 
-/// How many tokens are left of words that would be one each, were they not split.
+/// Token counts of words which would be one token each without splits.
 #[test]
 fn texts_are_split_as_each_tokenizer_does() {
     const WORDS: [&str; 6] = ["1234", "aB", ".\n", "don't", " x", "(a"];
@@ -112,7 +112,7 @@ fn texts_are_split_as_each_tokenizer_does() {
     }
 }
 
-/// Where the file does not say, llama.cpp puts the first token before what some ways split.
+/// Without a key in the file, llama.cpp adds the first token before texts for some rules.
 #[test]
 fn how_texts_begin_where_nothing_is_said() {
     for (pre, begins) in [("llama-bpe", true), ("tekken", true), ("qwen2", false), ("gpt-4o", false)] {
@@ -157,7 +157,7 @@ fn a_template_comes_with_the_texts_of_special_tokens() {
         tokens,
         id("tokenizer.ggml.bos_token_id", 0),
         id("tokenizer.ggml.eos_token_id", 1),
-        // One that is not there has no text.
+        // A token that does not exist has no text.
         id("tokenizer.ggml.padding_token_id", 9),
     ];
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
