@@ -158,7 +158,7 @@ fn write_graphs(
         tools: tools::beside(&cache),
         next: &next,
     })?;
-    // An interrupt ends the programs of a backend, too: that is no failure of theirs.
+    // An interrupt ends the programs of a backend, too: that is not their failure.
     interrupt::check()?;
     bar.finish();
     Ok(written)

@@ -81,7 +81,7 @@ pub(super) fn named(strangers: &[String]) -> String {
 }
 
 /// Entries of a bundle's folder that are not its own: files, links and folders, each named from the bundle
-/// on, sorted. Folders of strangers are not entered. A listed path that is no regular file is a stranger,
+/// on, sorted. Unlisted folders are not entered. A listed path that is no regular file is a stranger,
 /// too.
 ///
 /// # Errors

@@ -145,7 +145,7 @@ pub fn write(
             }
             Route::Cargo(tools) => cargo::build(root, (&generated, more), tools, progress),
         };
-        // An interrupt ends cargo and the linker, too: that is no failure of theirs.
+        // An interrupt ends cargo and the linker, too: that is not their failure.
         interrupt::check()?;
         built?;
     }

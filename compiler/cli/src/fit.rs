@@ -1,7 +1,7 @@
 //! `moec fit`: formats of weights and of the KV cache with which a model fits a machine.
 //!
 //! Each candidate goes through the pipeline, without weights being read: its plan says what a bundle of it
-//! takes on disk and in memory, to the byte. Tokens per second are those of `moec report`: a model of the
+//! takes on disk and in memory. Tokens per second are those of `moec report`: a model of the
 //! CPU, not a measurement.
 
 use super::report::speed::{Machine, expected};
@@ -85,8 +85,9 @@ struct Candidate {
     size: u64,
     /// Bytes that a run takes at most: weights, activations, states of all its sequences.
     memory: u64,
-    /// Tokens per second of decoding one sequence, and of reading a prompt; none where a part of a call has no model.
+    /// Tokens per second of decoding one sequence; `None` where a part of a call has no model.
     decode: Option<f64>,
+    /// Tokens per second of reading a prompt; `None` likewise.
     prefill: Option<f64>,
 }
 
